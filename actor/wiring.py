@@ -85,7 +85,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
         return build_vllm(config, base, prompter, device, dtype), prompter
     place = borrower.place if borrower else None
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
-    policy.adapter.keep_in(dtype)
+    policy.adapter.cast_to(dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     residency = residency_of(config.compute, policy, borrower)
     codes = codes_for(config, base, policy)

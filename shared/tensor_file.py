@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shared.run.files import Parts
+from shared.run.files import FileParts
 
 SAFETENSORS_TYPES = {
     torch.float64: "F64",
@@ -76,7 +76,7 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return b"".join(tensor_parts(tensors))
 
 
-def tensor_parts(tensors: Mapping[str, torch.Tensor]) -> Parts:
+def tensor_parts(tensors: Mapping[str, torch.Tensor]) -> FileParts:
     """The same, in the memory of these tensors."""
     return list(file_parts(dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))))
 

@@ -86,7 +86,7 @@ class MetaTracer:
             # Not even a context.
             return [Peak(name=name, items={CONTEXT: 0}, reserved=0) for name in ("rollout", WAITING)]
         policy = self.policy(work, layers)
-        policy.adapter.keep_in(policy.dtype)
+        policy.adapter.cast_to(policy.dtype)
         peaks = actor_peaks(policy, largest_orders(work, self.facts))
         return [with_graphs(peak) for peak in peaks] if work.actor.graphs == "auto" else peaks
 

@@ -102,7 +102,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
         sent_value_bytes=sent,
-        is_ahead=config.pipeline.max_lag > 0,
+        orders_ahead=config.pipeline.max_lag > 0,
         overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,

@@ -102,8 +102,8 @@ class Work:
     """Of the base and the activations."""
     sent_value_bytes: Mapping[Dtype, int]
     """Of a value of the adapter on the wire, by the type of the base."""
-    is_ahead: bool
-    """Whether orders may name versions of the adapter before the newest, so that the learner keeps them as files."""
+    orders_ahead: bool
+    """Whether steps are ordered ahead and may name older versions, so that the learner keeps these as files."""
     overlaps: bool
     """Whether learner and actors compute at the same time."""
     lengths: Lengths
@@ -265,7 +265,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **compiled,
             **moments,
             **sent,
-            **({"adapter as files": 2 * adapter} if work.is_ahead and size_of(sent) < 2 * adapter else {}),
+            **({"adapter as files": 2 * adapter} if work.orders_ahead and size_of(sent) < 2 * adapter else {}),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },

@@ -20,7 +20,7 @@ from learner.continual.ewc import add_penalty, delta
 from learner.continual.fisher import merged, normalised
 from shared.config.data import CurriculumConfig
 from shared.model.lora import PAIR, Adapter
-from shared.run.files import Parts
+from shared.run.files import FileParts
 from shared.tensor_file import tensor_parts
 
 FISHER = ".fisher"
@@ -82,7 +82,7 @@ class Anchor:
     def state_bytes(self) -> bytes:
         return b"".join(self.state_parts())
 
-    def state_parts(self) -> Parts:
+    def state_parts(self) -> FileParts:
         """In the memory of these tensors."""
         fishers = {f"{name}{FISHER}": values for name, values in self.fisher.items()}
         start = {f"{START}{name}": values for name, values in self.start.items()}

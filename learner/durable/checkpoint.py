@@ -25,7 +25,7 @@ import msgspec
 
 from protocol.codec import pack, unpack
 from shared.errors import ConfigError, DamageError, RunDirError
-from shared.run.files import Parts, finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
+from shared.run.files import FileParts, finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
 from shared.run.run_dir import RunDir
 
 MANIFEST = "MANIFEST.json"
@@ -47,12 +47,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unsaved:
+class UnsavedCheckpoint:
     """A checkpoint whose tensors are still those that the learner computes with: it must be saved before the next
     update, and needs no memory of its own."""
 
     step: int
-    files: Mapping[str, Parts]
+    files: Mapping[str, FileParts]
 
     def copied(self) -> Checkpoint:
         return Checkpoint(step=self.step, files={name: b"".join(parts) for name, parts in self.files.items()})
@@ -89,7 +89,7 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
 
-    def save(self, checkpoint: Checkpoint | Unsaved, *, keep_also: Collection[int] = ()) -> None:
+    def save(self, checkpoint: Checkpoint | UnsavedCheckpoint, *, keep_also: Collection[int] = ()) -> None:
         """Durable when this returns. keep_also: steps that stay besides the newest ones."""
         make_folder(self._folder)
         finish_writes(self._folder)
@@ -182,16 +182,16 @@ class CheckpointStore:
                 remove_tree_whole(self.path(step))
 
 
-def in_parts(content: bytes | Parts) -> Parts:
+def in_parts(content: bytes | FileParts) -> FileParts:
     return (content,) if isinstance(content, bytes) else content
 
 
-def pack_manifest(step: int, files: Mapping[str, Parts]) -> bytes:
+def pack_manifest(step: int, files: Mapping[str, FileParts]) -> bytes:
     entries = {name: entry_of(parts) for name, parts in sorted(files.items())}
     return manifest_bytes(Manifest(step=step, files=entries))
 
 
-def entry_of(parts: Parts) -> Entry:
+def entry_of(parts: FileParts) -> Entry:
     found = hashlib.sha256()
     for part in parts:
         found.update(part)

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from learner.continual.anchor import Anchor
-from learner.durable.checkpoint import Checkpoint, Unsaved
+from learner.durable.checkpoint import Checkpoint, UnsavedCheckpoint
 from learner.orders.plan import StepPlan
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
 from shared.errors import ConfigError, DamageError
-from shared.run.files import Parts
+from shared.run.files import FileParts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class LearnerState:
         self.base_digest = base_digest
         self.anchor = anchor
 
-    def unsaved(self, step: int, totals: RunTotals) -> Unsaved:
+    def unsaved(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
         """The state after `step` updates."""
         versions = self.publisher.versions
         facts: dict[str, Any] = {
@@ -115,7 +115,7 @@ class LearnerState:
             "gate": self.gate.state_dict(),
             "budget": self.budget.state_dict(),
         }
-        files: dict[str, Parts] = {
+        files: dict[str, FileParts] = {
             "adapter_config.json": (self.adapter_config,),
             "optimizer.safetensors": self.optimizer.state_parts(),
             "state.json": (json.dumps(facts, indent=2).encode(),),
@@ -123,7 +123,7 @@ class LearnerState:
         if self.anchor:
             files[ANCHOR] = self.anchor.state_parts()
         adapters = {version_file(v, step): self.publisher.file(v) for v in versions if v <= step}
-        return Unsaved(step=step, files=files | adapters)
+        return UnsavedCheckpoint(step=step, files=files | adapters)
 
     def load(self, checkpoint: Checkpoint) -> RunTotals:
         """Put everything back; returns what else must be known of the steps until then."""

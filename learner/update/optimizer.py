@@ -25,7 +25,7 @@ from learner.update.placement.placement import ALL, Owners
 from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from shared.run.failpoints import reach
-from shared.run.files import Parts
+from shared.run.files import FileParts
 from shared.tensor_file import tensor_bytes, tensor_parts
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -120,7 +120,7 @@ class Optimizer:
         """Moments and counters of every parameter; all ranks call this together, and only rank 0 has them all."""
         return b"".join(self.state_parts())
 
-    def state_parts(self) -> Parts:
+    def state_parts(self) -> FileParts:
         """The same, in the memory of the moments where they are on the CPU and this process has them all."""
         tensors: dict[str, torch.Tensor] = {}
         for state in self.owners.states(self.own_state()):

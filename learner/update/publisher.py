@@ -27,7 +27,7 @@ from shared.model.canary import NO_CANARY, Canary, canary_of
 from shared.model.lora import Adapter
 from shared.model.policy import Policy
 from shared.process.trace import NO_TRACE, Trace
-from shared.run.files import Parts
+from shared.run.files import FileParts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +82,17 @@ class Publisher:
             install_adapter(self.adapter, files[version])
             self.versions[version] = self.new_version(version, (files[version],), keep=True)
 
-    def new_version(self, version: int, parts: Parts, *, keep: bool) -> Version:
+    def new_version(self, version: int, parts: FileParts, *, keep: bool) -> Version:
         """A record of the adapter as it is now, under this number. parts: its file. keep: the file too."""
-        file = b"".join(parts) if keep or not self.sends_bf16 else None
-        sent = adapter_bytes(self.adapter, torch.bfloat16) if self.sends_bf16 else file
-        assert sent is not None
-        message = policy_message(version, sent, self.canary())
-        return Version(message=message, file=file, made_sha256=digest(*parts) if file is None else "")
+        if not self.sends_bf16:
+            file = b"".join(parts)
+            return Version(message=policy_message(version, file, self.canary()), file=file)
+        message = policy_message(version, adapter_bytes(self.adapter, torch.bfloat16), self.canary())
+        if keep:
+            return Version(message=message, file=b"".join(parts))
+        return Version(message=message, file=None, made_sha256=digest(*parts))
 
-    def file(self, version: int) -> Parts:
+    def file(self, version: int) -> FileParts:
         """What a checkpoint writes of this version, perhaps in the adapter's memory."""
         kept = self.versions[version]
         if kept.file is not None:

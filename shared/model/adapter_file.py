@@ -26,7 +26,7 @@ from shared.errors import DamageError
 from shared.model.linears import is_decoder_linear
 from shared.model.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import STATE_KEY, WEIGHTS, read_facts
-from shared.run.files import Parts
+from shared.run.files import FileParts
 from shared.tensor_file import tensor_bytes, tensor_parts
 
 PREFIX = "base_model.model."
@@ -40,7 +40,7 @@ def adapter_bytes(adapter: Adapter, dtype: torch.dtype = torch.float32) -> bytes
     return b"".join(adapter_parts(adapter, dtype))
 
 
-def adapter_parts(adapter: Adapter, dtype: torch.dtype = torch.float32) -> Parts:
+def adapter_parts(adapter: Adapter, dtype: torch.dtype = torch.float32) -> FileParts:
     """The same, in the adapter's memory where it is on the CPU and of this type."""
     return tensor_parts(
         {peft_name(name): value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()}

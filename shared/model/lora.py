@@ -240,8 +240,8 @@ class Adapter:
             for layer in self.layers.values():
                 layer.fold()
 
-    def keep_in(self, dtype: torch.dtype) -> None:
-        """Its values in the type that is computed with, half of the memory in bf16: for a process that only samples."""
+    def cast_to(self, dtype: torch.dtype) -> None:
+        """Keep the values in the type that is computed with, for a process that only samples."""
         for layer in self.layers.values():
             layer.lora_A.data, layer.lora_B.data = layer.lora_A.data.to(dtype), layer.lora_B.data.to(dtype)
 

@@ -50,7 +50,7 @@ REMEDIES = {
 }
 BLOCK = 2**20
 """Bytes of a long file that are in memory at a time."""
-Parts = Sequence[bytes | memoryview]
+FileParts = Sequence[bytes | memoryview]
 """What a file has, one part after the other."""
 UNFINISHED = ".tmp"
 MOVED_ASIDE = ".old"
@@ -103,13 +103,13 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = T
 
 
 def write_whole_of(
-    path: Path, blocks: Iterable[bytes], mode: int = 0o644, *, durable: bool = True, place: str = OUT
+    path: Path, parts: Iterable[bytes], mode: int = 0o644, *, durable: bool = True, place: str = OUT
 ) -> None:
     """The same of a file that is too large to be in memory."""
     tmp = beside(path, UNFINISHED)
     with disk_errors(path, place):
         try:
-            write_new(tmp, blocks, mode, durable=durable)
+            write_new(tmp, parts, mode, durable=durable)
             disk.rename(tmp, path)
         finally:
             tmp.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def write_whole_of(
             sync_folder(path.parent)
 
 
-def write_tree_whole(folder: Path, files: Mapping[str, Parts]) -> None:
+def write_tree_whole(folder: Path, files: Mapping[str, FileParts]) -> None:
     """Make or replace `folder` with exactly these files, whole. See `finish_writes`."""
     with made_whole(folder) as tmp:
         for name, parts in files.items():

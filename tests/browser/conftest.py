@@ -80,6 +80,10 @@ class Visit:
             assert time.monotonic() < deadline, condition
             self.page.wait_for_timeout(100)
 
+    def held(self, pattern: str) -> "HeldAnswers":
+        """From now on, answers to such questions come only when they are let through."""
+        return HeldAnswers(self.page, pattern)
+
     def count(self, selector: str) -> int:
         return self.page.locator(selector).count()
 
@@ -90,6 +94,22 @@ class Visit:
     def check(self) -> None:
         assert self.foreign == [], "asked another host"
         assert self.errors == []
+
+
+class HeldAnswers:
+    """Questions of a page that wait for their answers."""
+
+    def __init__(self, page: Any, pattern: str) -> None:
+        self.page, self.pattern = page, pattern
+        self.routes: list[Any] = []
+        page.route(pattern, lambda route: self.routes.append(route))
+
+    def let_through(self) -> None:
+        """The only one, until the page has dealt with its answer."""
+        (route,) = self.routes
+        with self.page.expect_response(self.pattern):
+            route.continue_()
+        self.page.wait_for_timeout(500)
 
 
 def visit_to(browser: Any, opened: Window, **context: Any) -> Visit:

@@ -193,64 +193,48 @@ def test_a_key_may_come_before_the_answers(visit: Visit) -> None:
 
 
 def test_what_is_wrong_stays_when_the_page_before_is_done(visit: Visit) -> None:
-    held: list[Any] = []
-    visit.page.route("**/steps/5/*/*?*", lambda route: held.append(route))
+    held = visit.held("**/steps/5/*/*?*")
     visit.open("#/samples/first?step=5")
     visit.says(".answer.chosen", "at step 5")
     visit.go("#/monitor/nowhere")
     visit.says(".problem", "no run 'nowhere'")
-    (answer,) = held
-    with visit.page.expect_response("**/steps/5/*/*?*"):
-        answer.continue_()
-    visit.page.wait_for_timeout(500)
+    held.let_through()
     assert visit.page.locator(".problem").is_visible()
     assert len(visit.errors) == 1 and "404" in visit.errors[0]
     visit.errors.clear()
 
 
 def test_the_steps_that_were_chosen_last_are_shown(visit: Visit) -> None:
-    held: list[Any] = []
-    visit.page.route("**/curves?*first=3&*", lambda route: held.append(route))
+    held = visit.held("**/curves?*first=3&*")
     visit.open("#/monitor/first")
     visit.go("#/monitor/first?first=3&last=9")
     visit.until("document.querySelector('.tools button').disabled")
     visit.go("#/monitor/first?first=4&last=6")
     visit.until("document.querySelector('.tools input').value === '4'")
-    (answer,) = held
-    with visit.page.expect_response("**/curves?*first=3&*"):
-        answer.continue_()
-    visit.page.wait_for_timeout(500)
+    held.let_through()
     assert visit.page.locator(".tools input").first.input_value() == "4"
 
 
 def test_the_runs_that_were_chosen_last_are_compared(visit: Visit) -> None:
-    held: list[Any] = []
-    visit.page.route("**/compare?*hacked*", lambda route: held.append(route))
+    held = visit.held("**/compare?*hacked*")
     visit.open("#/compare?runs=first/hacked")
     visit.go("#/compare?runs=first/second")
     visit.says("h2", "Held-out accuracy")
     visit.until("document.querySelectorAll('.compare canvas, .compare svg').length > 0")
     before = visit.page.locator(".tables").inner_text()
-    (answer,) = held
-    with visit.page.expect_response("**/compare?*hacked*"):
-        answer.continue_()
-    visit.page.wait_for_timeout(500)
+    held.let_through()
     assert visit.page.locator(".tables").inner_text() == before
 
 
 def test_what_was_searched_for_last_is_shown(visit: Visit) -> None:
-    held: list[Any] = []
-    visit.page.route("**/search?*step+7*", lambda route: held.append(route))
+    held = visit.held("**/search?*step+7*")
     visit.open(FIRST)
     search = visit.page.get_by_label("Search prompts")
     for text in ("at step 7", "at step 9"):
         search.fill(text)
         search.press("Enter")
     visit.says(".found a", "step 9")
-    (answer,) = held
-    with visit.page.expect_response("**/search?*step+7*"):
-        answer.continue_()
-    visit.page.wait_for_timeout(500)
+    held.let_through()
     visit.says(".found h2", "at step 9")
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from learner.durable.checkpoint import Checkpoint, Unsaved
+from learner.durable.checkpoint import Checkpoint, UnsavedCheckpoint
 from learner.durable.journal import Journal, segment_path
 from learner.durable.journal_format import SECTOR_BYTES
 from learner.durable.recorder import size_from, voided_from, voided_order
@@ -79,7 +79,7 @@ class MemoryCheckpoints:
         self.keep = keep
         self.point = point
 
-    def save(self, unsaved: Unsaved, *, keep_also: Collection[int] = ()) -> None:
+    def save(self, unsaved: UnsavedCheckpoint, *, keep_also: Collection[int] = ()) -> None:
         """Durable at once."""
         self.point("before a checkpoint")
         kept = self.disk.checkpoints

@@ -13,7 +13,7 @@ import msgspec
 from actor.installer import Installer
 from actor.link import Link
 from actor.rollout import Rollout
-from learner.durable.checkpoint import Unsaved
+from learner.durable.checkpoint import UnsavedCheckpoint
 from learner.durable.recorder import JournalRecorder, voided_from
 from learner.durable.state import LearnerState, RunTotals
 from learner.orders.arrived import Arrived
@@ -136,7 +136,7 @@ class CheckpointBeforeJournal(JournalRecorder):
 class PendingNotSaved(LearnerState):
     """A checkpoint without the orders that are out."""
 
-    def unsaved(self, step: int, totals: RunTotals) -> Unsaved:
+    def unsaved(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
         pending, self.plan.pending = self.plan.pending, []
         try:
             return super().unsaved(step, totals)

@@ -25,7 +25,7 @@ from learner.tasks.tasks import Task
 from learner.update.mismatch import Mismatch
 from protocol.messages import FilledOrder, Finish, GroupOrder, Sampling
 from shared.model.adapter_file import digest
-from shared.run.files import Parts
+from shared.run.files import FileParts
 from tests.support.fakes import ended
 
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
@@ -101,7 +101,7 @@ class ToyOptimizer:
     def __init__(self) -> None:
         self.consumed: list[str] = []
 
-    def state_parts(self) -> Parts:
+    def state_parts(self) -> FileParts:
         """As JSON."""
         return (json.dumps(self.consumed).encode(),)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.durable.checkpoint import CheckpointStore, Unsaved
+from learner.durable.checkpoint import CheckpointStore, UnsavedCheckpoint
 from learner.update.publisher import Publisher
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, digest
@@ -70,7 +70,7 @@ def test_a_checkpoint_in_parts_is_that_of_its_copy(checkpoint: Path, tmp_path: P
     policy = tiny_policy(checkpoint)
     publisher = publisher_of(policy, keeps_older=False)
     publisher.snapshot(3)
-    unsaved = Unsaved(step=3, files={"adapter": publisher.file(3), "empty": (), "state.json": (b"{", b"}")})
+    unsaved = UnsavedCheckpoint(step=3, files={"adapter": publisher.file(3), "empty": (), "state.json": (b"{", b"}")})
     copied = unsaved.copied()
     assert copied.files == {"adapter": adapter_bytes(policy.adapter), "empty": b"", "state.json": b"{}"}
     stores = [CheckpointStore(tmp_path / name, keep=1) for name in ("parts", "copy")]

@@ -18,7 +18,7 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.__main__ import main
 from launch.commands.in_process import LocalFiller
-from learner.durable.checkpoint import Checkpoint, CheckpointStore, Unsaved
+from learner.durable.checkpoint import Checkpoint, CheckpointStore, UnsavedCheckpoint
 from learner.durable.state import RunTotals
 from learner.loop import train
 from learner.reports.step_report import StepReport
@@ -70,7 +70,7 @@ class Kept:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
         self.checkpoints: dict[int, Checkpoint] = {}
-        self.save: Callable[[int, RunTotals], Unsaved] | None = None
+        self.save: Callable[[int, RunTotals], UnsavedCheckpoint] | None = None
 
     def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)

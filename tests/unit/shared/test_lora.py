@@ -114,7 +114,7 @@ def test_only_full_precision_folds(checkpoint: Path) -> None:
     )
     half.fold()
     assert half.folded is None
-    Adapter({"half": half}).keep_in(torch.bfloat16)
+    Adapter({"half": half}).cast_to(torch.bfloat16)
     half.fold()
     assert half.lora_A.dtype == torch.bfloat16 and half.folded is None
     policy = tiny_policy(checkpoint, dequantize="each_call")
@@ -175,7 +175,7 @@ def test_peft_reads_our_files_with_equal_logits(checkpoint: Path, tmp_path: Path
 
 def test_an_actor_keeps_the_values_that_it_computes_with(checkpoint: Path) -> None:
     learner, actor = (tiny_policy(checkpoint, shaken=shaken, dtype=torch.bfloat16) for shaken in (True, False))
-    actor.adapter.keep_in(torch.bfloat16)
+    actor.adapter.cast_to(torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
         install_adapter(actor.adapter, adapter_bytes(learner.adapter, dtype))
         assert {value.dtype for value in actor.adapter.parameters().values()} == {torch.bfloat16}
