@@ -296,7 +296,7 @@ def checkpoint_part(bench: Bench, folder: Path) -> Part:
 
     def save() -> None:
         base.check()
-        store.save(bench.state.unsaved(step, RunTotals()))
+        store.save(bench.state.to_save(step, RunTotals()))
 
     def part() -> float:
         nonlocal step

@@ -54,8 +54,8 @@ DEFAULTS = ActorConfig()
 CALM_ORDERS = 8
 """After so many orders that fitted into memory, twice as many rows are tried again."""
 KEPT_WHILE_DECODING = 32 * 2**20
-"""Freed memory that an actor may keep when the first token of an order is drawn. What prompts and a new adapter took
-is often more, and would be held until the order ends; to return it takes a few milliseconds."""
+"""If more freed memory than this is left before the first token of an order, it is returned to the system, which takes
+a few milliseconds. Prompts and a new adapter often leave more, and the actor would have it until the order ends."""
 LARGEST_WIDTH = 4096
 """That `actor.max_sequences` may be."""
 

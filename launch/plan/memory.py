@@ -101,7 +101,7 @@ class Work:
     dtype: Dtype
     """Of the base and the activations."""
     sent_value_bytes: Mapping[Dtype, int]
-    """Of a value of the adapter on the wire, by the type of the base."""
+    """Size of one value of the adapter as it is sent, for each type that the base may have; a remedy may change it."""
     orders_ahead: bool
     """Whether steps are ordered ahead and may name older versions, so that the learner keeps these as files."""
     overlaps: bool

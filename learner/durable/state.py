@@ -98,7 +98,7 @@ class LearnerState:
         self.base_digest = base_digest
         self.anchor = anchor
 
-    def unsaved(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
+    def to_save(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
         """The state after `step` updates."""
         versions = self.publisher.versions
         facts: dict[str, Any] = {

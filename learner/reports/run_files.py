@@ -82,7 +82,7 @@ class RunFiles:
         self.base.check()
         # A resumed run starts after this checkpoint and does not write the rows of its steps again.
         self.metrics.sync()
-        unsaved = self.state.unsaved(step, replace(totals, best=self.best))
+        unsaved = self.state.to_save(step, replace(totals, best=self.best))
         best = {self.best.step} if self.best else set[int]()
         self.checkpoints.save(unsaved, keep_also=best.union(self.waiting))
         self.compaction.after_checkpoint(step)

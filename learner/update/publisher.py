@@ -40,7 +40,7 @@ class Version:
     """What a checkpoint writes: fp32. None if it can be made from the adapter, which has this version until the next
     update."""
     made_sha256: str = ""
-    """Of the file where it is None, when the version was made."""
+    """If `file` is None: the sha256 of the adapter's file, computed when this version was published."""
 
     @cached_property
     def sha256(self) -> str:
@@ -61,7 +61,7 @@ class Publisher:
         keeps_older: bool = True,
     ) -> None:
         """canary: what actors must find of the policy as it is now. dtype: of what they get. keeps_older: whether
-        orders may name a version that is not the newest. In strict turns they do not."""
+        orders may name versions before the newest, whose files are then kept. Without a lag they do not."""
         self.adapter = adapter
         self.canary = canary
         self.trace = trace

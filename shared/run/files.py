@@ -51,7 +51,7 @@ REMEDIES = {
 BLOCK = 2**20
 """Bytes of a long file that are in memory at a time."""
 FileParts = Sequence[bytes | memoryview]
-"""What a file has, one part after the other."""
+"""The content of a file, in pieces that are written one after the other."""
 UNFINISHED = ".tmp"
 MOVED_ASIDE = ".old"
 

@@ -136,10 +136,10 @@ class CheckpointBeforeJournal(JournalRecorder):
 class PendingNotSaved(LearnerState):
     """A checkpoint without the orders that are out."""
 
-    def unsaved(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
+    def to_save(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
         pending, self.plan.pending = self.plan.pending, []
         try:
-            return super().unsaved(step, totals)
+            return super().to_save(step, totals)
         finally:
             self.plan.pending = pending
 
@@ -233,7 +233,7 @@ class RowsNotSynced(RunFiles):
     """Leaves the rows of steps that a checkpoint holds to the kernel."""
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
-        self.checkpoints.save(self.state.unsaved(step, totals))
+        self.checkpoints.save(self.state.to_save(step, totals))
         self.compaction.after_checkpoint(step)
 
 

@@ -31,7 +31,7 @@ class Whole:
 
     def after_checkpoint(self, step: int) -> None: ...
 
-    def unsaved(self, step: int, totals: RunTotals) -> Checkpoint:
+    def to_save(self, step: int, totals: RunTotals) -> Checkpoint:
         self.totals = totals
         return Checkpoint(step=step, files={"a": b"%d" % step})
 

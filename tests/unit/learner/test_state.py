@@ -92,7 +92,7 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
     first.guard.skips = 2
     first.budget.begin(Size(tokens=300, rows=70))
     first.budget.end()
-    store.save(first.state.unsaved(3, totals))
+    store.save(first.state.to_save(3, totals))
     loaded = store.load_latest()
     assert loaded is not None
     assert second.state.load(loaded) == totals
@@ -112,7 +112,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
     for step in range(3):
         first.step(step)
     first.state.publisher.forget_before(1)
-    second.state.load(first.state.unsaved(3, RunTotals()).copied())
+    second.state.load(first.state.to_save(3, RunTotals()).copied())
     assert second.state.plan.state_dict() == first.state.plan.state_dict()
     assert [entry[0] for entry in second.state.plan.state_dict()["pending"]] == [0, 1, 2]
     versions = first.state.publisher.versions
@@ -126,7 +126,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
 def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    files = saved.state.unsaved(1, RunTotals(wall_s=3.0)).copied().files
+    files = saved.state.to_save(1, RunTotals(wall_s=3.0)).copied().files
     assert set(files) == {
         "adapter_model.safetensors",
         "adapter_config.json",
@@ -145,13 +145,13 @@ def test_saving_is_a_function_of_the_state(learner: Callable[[], Learner]) -> No
     first, second = learner(), learner()
     first.step(0)
     second.step(0)
-    assert first.state.unsaved(1, RunTotals()).copied().files == second.state.unsaved(1, RunTotals()).copied().files
+    assert first.state.to_save(1, RunTotals()).copied().files == second.state.to_save(1, RunTotals()).copied().files
 
 
 def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Callable[[], Learner]) -> None:
     saved, other = learner(), learner()
     saved.step(0)
-    checkpoint = saved.state.unsaved(1, RunTotals()).copied()
+    checkpoint = saved.state.to_save(1, RunTotals()).copied()
     facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
     foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
     before = adapter_bytes(other.policy.adapter)
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Ca
 def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    checkpoint = saved.state.unsaved(1, RunTotals()).copied()
+    checkpoint = saved.state.to_save(1, RunTotals()).copied()
     other = learner()
     other.state.seed = 7
     with pytest.raises(ConfigError, match=r"^run\.seed is 7 in .*, but .* began with 0; set it back to 0, or"):
@@ -176,7 +176,7 @@ def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], L
 def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
     saved = learner()
     saved.step(0)
-    checkpoint = saved.state.unsaved(1, RunTotals()).copied()
+    checkpoint = saved.state.to_save(1, RunTotals()).copied()
     facts = json.loads(checkpoint.files["state.json"])
     del facts[lost]
     bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
@@ -187,7 +187,7 @@ def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Lea
 def test_a_checkpoint_without_a_file_is_damage_in_words(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    checkpoint = saved.state.unsaved(1, RunTotals()).copied()
+    checkpoint = saved.state.to_save(1, RunTotals()).copied()
     for lost in checkpoint.files.keys() - {"adapter_config.json"}:
         bare = Checkpoint(step=1, files={name: data for name, data in checkpoint.files.items() if name != lost})
         with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; "):
@@ -199,4 +199,4 @@ def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], c
     saved.step(0)
     wider = Learner(tiny_policy(checkpoint, lora=msgspec.structs.replace(CONFIG.lora, rank=2 * RANK)))
     with pytest.raises(DamageError, match="the model needs"):
-        wider.state.load(saved.state.unsaved(1, RunTotals()).copied())
+        wider.state.load(saved.state.to_save(1, RunTotals()).copied())

@@ -77,7 +77,7 @@ class KeptFiles:
         return [row.reward_mean for row in self.rows]
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
-        self.checkpoints[step] = self.state.unsaved(step, totals).copied()
+        self.checkpoints[step] = self.state.to_save(step, totals).copied()
 
 
 class KeptEvaluations:
@@ -151,7 +151,7 @@ class Run:
     def until(self, step: int) -> Checkpoint:
         """The state after so many steps."""
         self.train(last=step)
-        return self.state.unsaved(step, RunTotals()).copied()
+        return self.state.to_save(step, RunTotals()).copied()
 
     def train(self, first: int = 0, last: int | None = None) -> str:
         """Run these steps; the adapter's digest."""

@@ -93,7 +93,7 @@ def one_start(config: Config, folder: Path, start: Checkpoint | None = None, las
     filler = LocalFiller(rollout)
     learner = build_learner(model, filler, never)
     state = learner.state
-    kept.save = state.unsaved
+    kept.save = state.to_save
     totals = state.load(start) if start else RunTotals()
     for version in state.publisher.versions.values():
         filler.publish(version.message, oldest_needed=0)
