@@ -132,7 +132,8 @@ class CheckpointFollower:
         best: Best | None = None
         with self.run.locked():
             for step, adapter_sha256 in sorted(self.store.digests(ADAPTER).items()):
-                found = self.result(step, adapter_sha256) if self.is_due(step) else None
+                # Not only of those that are due: a former end of the run may be the best.
+                found = self.result(step, adapter_sha256)
                 if found:
                     best = better(best, Best(step=step, accuracy=found.greedy.accuracy))
             if best:

@@ -6,12 +6,15 @@ An evaluation follows the checkpoint of its step. If the process ended between t
 evaluation first; one that exists for the same adapter is not repeated. Training is not affected: nothing is recorded in
 the journal, no training order changes, and the evaluated policy is published anyway. With `eval.every`, each evaluation
 after step 0 also notes the accuracy of the checkpoint before it, and the best checkpoint is kept (`RunTotals` in
-learner/durable/state.py). The row of the step that follows shows its figures (`eval/...` in metrics.jsonl).
+learner/durable/state.py). The row of the step that follows shows its figures (`eval/...` in metrics.jsonl). When a
+finished run is trained further, its former end is a checkpoint like any other: `final` is also stored under its step.
 """
 
 import logging
 from collections.abc import Callable, Collection
 from typing import Protocol
+
+from msgspec import structs
 
 from shared.config.processes import EvalConfig
 from shared.process.trace import NO_TRACE, Trace
@@ -70,11 +73,12 @@ class EvalSchedule:
         if done == 0:
             self.report("base", 0)
             return
-        self.after(done)
-        final = self.known("final", done)
-        if final and self.config.every:
-            # A finished run is trained further: its former end is a checkpoint like any other.
-            self.store.note(final, may_be_best=True)
+        former_end = self.known("final", done) if done < self.steps else None
+        if former_end and self.config.every:
+            self.store.write_evaluation(of_step(former_end))
+            self.report(label_of(done), done)
+        else:
+            self.after(done)
 
     def after(self, done: int) -> None:
         """The evaluation after the last step is left to `end`."""
@@ -118,15 +122,17 @@ class BesideSchedule:
     """Takes in what a process of its own has evaluated (eval.beside; launch/evaluator). Training waits for nothing: a
     result counts when it is there, and its checkpoint stays until then."""
 
-    def __init__(self, config: EvalConfig, store: StoredResults, tasks_sha256: str) -> None:
-        """tasks_sha256: of the held-out tasks."""
+    def __init__(self, config: EvalConfig, steps: int, store: StoredResults, tasks_sha256: str) -> None:
+        """steps: of the whole run. tasks_sha256: of the held-out tasks."""
         self.config = config
+        self.steps = steps
         self.store = store
         self.tasks_sha256 = tasks_sha256
         self.noted: set[int] = set()
 
     def begin(self, done: int) -> None:
         self.after(done)
+        self.take_former_end(done)
 
     def after(self, done: int) -> None:
         self.take_base()
@@ -145,6 +151,14 @@ class BesideSchedule:
             self.noted.add(0)
             self.store.note(base, may_be_best=False)
 
+    def take_former_end(self, done: int) -> None:
+        final = self.store.evaluation("final")
+        adapters = {step: sha256 for step, sha256 in self.store.adapters().items() if step <= done < self.steps}
+        if final and (adapters.get(final.version), self.tasks_sha256) == (final.adapter_sha256, final.tasks_sha256):
+            self.noted.add(final.version)
+            self.store.write_evaluation(of_step(final))
+            self.store.note(final, may_be_best=True)
+
     def end(self, done: int) -> None:
         """What is not there yet, the evaluating process notes when the learner has ended."""
         self.after(done)
@@ -157,6 +171,11 @@ def result_of(
     wanted = (step, adapter_sha256, tasks_sha256)
     found = (stored(label) for label in (label_of(step), "final"))
     return next((one for one in found if one and (one.version, one.adapter_sha256, one.tasks_sha256) == wanted), None)
+
+
+def of_step(final: Evaluation) -> Evaluation:
+    """Under the label of its step, because the next end of the run replaces `final`."""
+    return structs.replace(final, label=label_of(final.version))
 
 
 def label_of(step: int) -> str:

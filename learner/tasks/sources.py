@@ -9,25 +9,28 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
 columns keep their names. Reward functions also get each column with the name and type that it has in the data, from the
-column `unconverted`. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
-last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
-training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
+column `unconverted`; one whose name is empty or too long for the wire is only there. If the answer column has a whole
+solution, the gold answer is what follows `####` or is in the last box. GSM8K has no levels, so the number of calculator
+notes in a solution is its level. There are three parts: training rows, held-out rows to evaluate on during the run
+(tasks.py), and the test set, which training never reads.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from protocol.limits import MAX_NAME_CHARS
 from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+GENERATED = ("embedded", "numbers", "calculations", "guessing")
 CALCULATOR = re.compile(r"<<[^<>]*>>")
 Columns = dict[str, str]
 
@@ -79,7 +82,7 @@ def training_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns]:
 
 
 def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
-    """The rows of `tasks.held_out`; None if it is empty, so that a part of the training rows is held out."""
+    """The rows of `tasks.held_out`; None if it is empty."""
     if not config.held_out:
         return None
     place = place_of("held_out", config.held_out, config.source)
@@ -107,10 +110,10 @@ def place_of(key: str, given: str, source: str) -> tuple[str, str]:
         return given, ""
     if given in KNOWN or Path(given).is_dir():
         return given, split_of_test(given) or known(given).split
-    if Path(source).suffix in FORMATS:
+    if Path(source).suffix in FORMATS or source in GENERATED:
         raise DataError(
-            f"tasks.{key} = '{given}' is not a {', '.join(FORMATS)} file, and a file has no splits; name a file, or"
-            " leave it empty."
+            f"tasks.{key} = '{given}' is not a {', '.join(FORMATS)} file, and tasks.source = '{source}' has no splits;"
+            " name a file, or leave it empty."
         )
     return source, given
 
@@ -183,21 +186,28 @@ def local_file(source: str, split: str) -> Path | None:
 
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
-    """All columns as text, under their canonical names, without empty ones."""
+    """All columns as text, under their canonical names, without empty ones and names that the wire does not take.
+    A column whose name is taken by the configured one is not among them."""
     ours = {column: name for name, column in names.items()}
-    columns = {ours.get(key, key): str(value) for key, value in row.items() if value is not None}
+    taken = {name for name, column in names.items() if column in row} - ours.keys()
+    columns = {
+        name: str(value)
+        for key, value in row.items()
+        if value is not None and key not in taken and 0 < len(name := ours.get(key, key)) <= MAX_NAME_CHARS
+    }
     columns = {"question": ""} | columns
     if "level" in columns:
         columns["level"] = columns["level"].removeprefix("Level ")
     columns |= split_solution(columns.get("answer", ""), columns) if "answer" in columns else {}
-    return columns | unconverted(row, columns)
+    return columns | unconverted(row, columns, taken)
 
 
-def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
-    """What the text columns lack for a function that reads the row: other types, and names that were replaced."""
+def unconverted(row: Mapping[str, Any], columns: Columns, taken: Collection[str]) -> Columns:
+    """What the text columns lack for a function that reads the row: other types, and names that were replaced. taken:
+    names that another column has there."""
     kept: dict[str, Any] = {}
     for key, value in row.items():
-        if value is None or (isinstance(value, str) and key in columns):
+        if key not in taken and (value is None or (isinstance(value, str) and key in columns)):
             continue
         # A date or a picture, say, stays text.
         with suppress(TypeError, ValueError):

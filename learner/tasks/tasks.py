@@ -3,7 +3,7 @@
     rows (sources.py) -> few-shot examples removed -> shuffled by tasks.seed -> held out -> limit -> dropped or rendered
 
 A row is dropped, and counted by its reason, if its question is empty, its gold answer cannot be read by the verifier,
-its prompt is too long, or a column is too large for the wire. Rows are never shortened. Held-out tasks are never
+its prompt is too long, or its columns are too large for the wire. Rows are never shortened. Held-out tasks are never
 trained on, and a training run does not read the test set. Both have a seeded order, so the first n are a random sample.
 """
 
@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from learner.tasks.list_questions import list_questions
-from learner.tasks.sources import Columns, held_out_rows, rows_of_test, training_rows
+from learner.tasks.sources import GENERATED, Columns, held_out_rows, rows_of_test, training_rows
 from learner.tasks.tool_questions import calculations, games
 from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
@@ -24,9 +25,10 @@ from shared.errors import DataError
 from shared.gold_answer import gold_number
 from shared.model.prompt import Prompter, Shots
 
-GENERATED = ("embedded", "numbers", "calculations", "guessing")
 GENERATED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500
+MAX_ROW_BYTES = 7 * 2**20
+"""Of the columns of a row: less than the body of a message, which has the seeds and ids of an order too."""
 COLUMN = re.compile(r"\{(\w+)\}")
 Rows = Sequence[Columns]
 
@@ -108,16 +110,16 @@ def filled_in(text: str, columns: Columns) -> str:
 
 def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
     """Training and held-out rows. The first `tasks.few_shot` training rows are the examples."""
+    named = held_out_rows(config, needs_answer=needs_answers(config, kind))
+    held_out = None if named is None else shuffled(named, config.seed)
     if config.source in GENERATED:
         count = (config.limit or 8192) + config.few_shot
-        return generated_rows("train", count, config), generated_rows("held_out", GENERATED_HELD_OUT, config)
+        own = generated_rows("held_out", GENERATED_HELD_OUT, config) if held_out is None else held_out
+        return generated_rows("train", count, config), own
     rows = training_rows(config, needs_answer=needs_answers(config, kind))
     shown, train = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
-    held_out = held_out_rows(config, needs_answer=needs_answers(config, kind))
     if held_out is None:
         train, held_out = divided(train)
-    else:
-        held_out = shuffled(held_out, config.seed)
     return [*shown, *train[: config.limit or None]], held_out
 
 
@@ -131,9 +133,13 @@ def examples(train_rows: Rows, config: TasksConfig) -> Shots:
 
 
 def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
-    """All but the last tenth, and the last tenth with every copy of its questions, so that none is trained on."""
-    count = len(rows) // 10
-    kept_back = {unspaced(row) for row in rows[len(rows) - count :]}
+    """All but the last tenth of the questions, and the last tenth, each with every copy, so that none is in both."""
+    start = len(rows) - len(rows) // 10
+    questions = list(dict.fromkeys(map(unspaced, rows)))
+    if start == len(rows) or len(questions) == 1:
+        # Rows with the same question differ in other columns, for a reward function or an environment.
+        return rows[:start], rows[start:]
+    kept_back = set(questions[-max(1, len(questions) // 10) :])
     parts: tuple[list[Columns], list[Columns]] = ([], [])
     for row in rows:
         parts[unspaced(row) in kept_back].append(row)
@@ -197,6 +203,8 @@ def fault_of(row: Columns, kind: VerifierKind) -> str | None:
         return f"with a gold answer that verifier.kind = '{kind}' cannot read"
     if len(row) > MAX_KEYS or any(len(value) > MAX_TEXT_CHARS for value in row.values()):
         return f"with more than {MAX_KEYS} columns or a column of more than {MAX_TEXT_CHARS} characters"
+    if len(msgspec.msgpack.encode(row)) > MAX_ROW_BYTES:
+        return f"with more than {MAX_ROW_BYTES >> 20} MiB of columns"
     return None
 
 

@@ -31,8 +31,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Split to train on. If empty, the one that belongs to a named source, else `train`."""
     held_out: str = ""
     """Held-out tasks, which are evaluated during the run: a file, a folder, a named source, or a split of `source`. If
-    empty, a tenth of the training rows is held out, drawn by `seed`, together with all copies of their questions.
-    Tasks that are generated here have held-out ones of their own."""
+    empty, a tenth of the questions is held out, drawn by `seed`, each with all its rows; if all rows have the same
+    question, a tenth of the rows. Sources that are generated here have held-out tasks of their own."""
     test: str = ""
     """Tasks for `eval --test`: a file, a folder, a named source, or a split of `source`. If empty, the `test` split of
     a named source or folder, if there is one. Training never reads them."""
@@ -43,7 +43,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Column with the question. If empty, the one that belongs to a named source, else `question`."""
     answer: str = ""
     """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
-    to a named source, else `answer`. The verifier gets all other columns under their own names."""
+    to a named source, else `answer`. The verifier gets all other columns under their own names. If another column is
+    called `answer`, only reward functions and environments get it."""
     level: str = ""
     """Column with the difficulty, for curricula and tables. If empty, the one that belongs to a named source, else
     `level`. The data may have no such column. If there is none and solutions have GSM8K's calculator notes, the number

@@ -1,6 +1,5 @@
 """One evaluation, as in eval/<label>.json: written by the learner and by `eval`, read by the commands that show it.
 
-Unknown keys are ignored, and keys that an older file does not have get their defaults.
 Left out on purpose: whole completions of all tasks. The last words of each greedy one are kept, and three in full.
 """
 
@@ -33,8 +32,8 @@ class Share(Record, frozen=True, kw_only=True):
     """Lower end of the interval."""
     high: float
     """Upper end."""
-    n: int = 0
-    """Number of tasks; 0 in files that have it elsewhere."""
+    n: int
+    """Number of tasks."""
 
 
 class Decoded(Share, frozen=True, kw_only=True):
@@ -99,19 +98,19 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     label: str
     """`base`, `final` or a step."""
-    version: int = 0
-    """Number of updates that the policy has had."""
+    version: int
+    """Of the policy: the number of steps before it."""
     n: int
     """Tasks."""
-    seed: int = 0
+    seed: int
     """Seed of the sampled completions."""
-    adapter_sha256: str = ""
-    """sha256 of the adapter; empty in files that do not have it."""
-    tasks_sha256: str = ""
+    adapter_sha256: str
+    """sha256 of the adapter."""
+    tasks_sha256: str
     """sha256 over all questions and gold answers. Evaluations can be compared only if it is equal."""
-    source: str = ""
+    source: str
     """Where the tasks came from."""
-    verifier: str = ""
+    verifier: str
     """Kind of the verifier."""
     greedy: Decoded
     """The most likely token each time, with the cap of training."""

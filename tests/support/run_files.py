@@ -73,13 +73,25 @@ def evaluation(label: str, *, greedy: int, sampled: int, n: int = 256) -> dict[s
         {"question": question, "completion": f"{label} says {text}", "outcome": outcome}
         for question, text, outcome in SAMPLES
     ]
-    return {"label": label, "n": n, "greedy": share(greedy, n), "sampled": share(sampled, n), "examples": examples}
+    return {
+        "label": label,
+        "version": 0,
+        "n": n,
+        "seed": 0,
+        "adapter_sha256": SHA,
+        "tasks_sha256": SHA,
+        "source": "embedded",
+        "verifier": "gsm8k",
+        "greedy": share(greedy, n),
+        "sampled": share(sampled, n),
+        "examples": examples,
+    }
 
 
 def share(correct: int, n: int) -> dict[str, Any]:
     """Correct completions with their interval."""
     low, high = wilson(correct, n)
-    return {"correct": correct, "accuracy": correct / n, "low": low, "high": high}
+    return {"correct": correct, "accuracy": correct / n, "low": low, "high": high, "n": n}
 
 
 def write_run(run: RunDir, *, status: str, rewards: Sequence[float], evaluated: Sequence[str]) -> None:

@@ -111,6 +111,8 @@ def evaluation(label: str, version: int, right: Sequence[bool]) -> Evaluation:
         label=label,
         version=version,
         n=len(right),
+        seed=0,
+        adapter_sha256="ab" * 32,
         tasks_sha256="cd" * 32,
         source="embedded",
         verifier="gsm8k",

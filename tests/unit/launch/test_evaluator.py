@@ -110,6 +110,15 @@ def test_at_the_end_the_best_checkpoint_and_the_summary_know_every_result(made: 
     assert final and found.eval["final"].greedy == final.greedy
 
 
+def test_a_former_end_of_the_run_may_be_the_best_checkpoint(made: Fixture) -> None:
+    made.save(2, 8)
+    made.save(5, size=30)
+    assert made.follow() == ["base", "step-000002", "final"]
+    write_evaluation(made.run.eval, ToyEvaluator().run("step-000005", 5, b"a" * 30))
+    made.follower().settle()
+    assert made.store.load_best().step == 5
+
+
 def test_a_run_has_ended_when_its_learner_is_gone_and_its_summary_says_so(made: Fixture) -> None:
     made.summary("running")
     with made.run.locked():

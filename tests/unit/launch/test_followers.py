@@ -3,11 +3,18 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from launch.__main__ import main
 from launch.supervisor.followers import Followers
 from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.topology import Process
+from launch.tracking.follow import noted, tracking_file
+from shared.run.run_dir import RunDir
+from tests.support.run_files import write_run
 
 QUICK = SupervisorLimits(tick_s=0.01, pause_s=0.01, restarts=2, followers_s=0.5)
 
@@ -89,3 +96,25 @@ def test_one_that_is_awaited_has_as_much_time_as_it_needs(tmp_path: Path) -> Non
     check_until(made, lambda: "deaf" in (tmp_path / "tracker.log").read_text())
     made.finish(lambda: None)
     assert notes == ["waiting for the last evaluations"] and made.children == {}
+
+
+def test_after_the_end_of_a_run_they_are_started_for_the_rest(tmp_path: Path) -> None:
+    notes: list[str] = []
+    made = followers(tmp_path, python("import sys; print(sys.argv[1:])"), notes)
+    made.limits = replace(QUICK, followers_s=20.0)
+    made.start_after_end(lambda: None)
+    assert (tmp_path / "tracker.log").read_text() == "['--ended']\n"
+    assert notes == [] and made.children == {}
+
+
+def test_resume_of_a_run_that_is_done_starts_its_tracker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run = RunDir(tmp_path / "run")
+    assert main(["run", "--prepare", "--out", str(run.path), "--set", "tracking.kind=tensorboard"]) == 0
+    write_run(run, status="done", rewards=[0.5] * 40, evaluated=("base", "final"))
+    capsys.readouterr()
+    assert main(["resume", str(run.path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run.path} is finished"), "no note"
+    sent = noted(tracking_file(run))
+    assert sent and sent.step == 40
+    assert run.report.is_file()

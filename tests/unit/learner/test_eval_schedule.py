@@ -106,6 +106,15 @@ def test_the_end_of_a_run_that_is_trained_further_stays_a_candidate() -> None:
     assert store.noted == [4, 6, 6, 8]
 
 
+def test_an_end_that_was_due_is_not_evaluated_again_when_the_run_is_trained_further() -> None:
+    store = MemoryStore()
+    Start(store, every=4, steps=8).go(0, 8)
+    assert Start(store, every=4, steps=12).go(8, 12) == ["final"]
+    assert (store.kept["step-000008"].version, store.kept["final"].version) == (8, 12)
+    assert Start(store, every=4, steps=12).go(8, 9) == [], "also when its end has been replaced"
+    assert store.noted == [4, 8, 8, 12, 8]
+
+
 def test_a_report_on_other_tasks_is_made_again() -> None:
     store = MemoryStore()
     Start(store, every=2).go(0, 2)
@@ -133,7 +142,7 @@ class ResultStore(MemoryStore):
 
 
 def beside(store: ResultStore) -> BesideSchedule:
-    return BesideSchedule(EvalConfig(every=2, beside=True), store, "tasks of 2")
+    return BesideSchedule(EvalConfig(every=2, beside=True), 8, store, "tasks of 2")
 
 
 def test_results_count_when_they_come_and_their_checkpoints_stay_until_then() -> None:
@@ -163,3 +172,19 @@ def test_a_result_of_other_tasks_or_of_another_adapter_does_not_count() -> None:
     store.came("final", 4)
     schedule.end(4)
     assert (store.noted, store.kept_steps) == ([4], {2}), "a former end of the run"
+
+
+def test_the_end_of_a_run_that_is_evaluated_beside_and_trained_further_stays_a_candidate() -> None:
+    store = ResultStore(2, 5)
+    store.came("final", 5)
+    beside(store).begin(5)
+    assert (store.noted, store.kept_steps) == ([5], {2})
+    store.came("final", 8)
+    assert store.kept["step-000005"].version == 5, "it outlives the next end"
+    other = ResultStore(5, 8)
+    for done, changes in ((5, {"tasks_sha256": "others"}), (5, {"adapter_sha256": "damaged"}), (4, {})):
+        other.came("final", 5, **changes)
+        beside(other).begin(done)
+    other.came("final", 8)
+    beside(other).begin(8)
+    assert other.noted == [8] and list(other.kept) == ["final"], "the end of this run"

@@ -1,6 +1,5 @@
 """Held-out accuracy through the actor's own rollout, with a scripted engine, each figure counted again by hand."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -202,18 +201,14 @@ def test_tasks_without_a_gold_answer_are_evaluated_too(tmp_path: Path) -> None:
     assert report.tasks_sha256 != evaluated(filler_in(tmp_path), tasks[:3]).tasks_sha256
 
 
-def test_a_report_comes_back_from_its_file_and_an_old_file_is_read(tmp_path: Path) -> None:
+def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
     report = evaluated(filler_in(tmp_path), toy_tasks(20), samples=4)
     assert read_evaluation(write_evaluation(tmp_path, report)) == report
     assert read_evaluation(tmp_path / "none.json") is None
-    share = {"correct": 3, "accuracy": 0.3, "low": 0.1, "high": 0.6}
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps({"label": "base", "n": 10, "greedy": share, "sampled": share}))
-    found = read_evaluation(old)
-    assert found and found.greedy.accuracy == 0.3 and found.task_results == ()
-    old.write_text("{")
-    with pytest.raises(DamageError, match=r"old\.json cannot be read"):
-        read_evaluation(old)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{")
+    with pytest.raises(DamageError, match=r"damaged\.json cannot be read"):
+        read_evaluation(damaged)
 
 
 def test_each_task_has_one_greedy_and_one_sampled_completion(tmp_path: Path) -> None:

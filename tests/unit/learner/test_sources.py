@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actor.verifiers.reward_arguments import as_in_the_data
 from learner.tasks.sources import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
 from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError
@@ -132,6 +133,20 @@ def test_columns_of_other_names() -> None:
     }
 
 
+def test_a_configured_column_wins_over_one_that_has_its_canonical_name() -> None:
+    """In any order of the columns; a function reads both, under the names of the data."""
+    names = {"question": "problem", "answer": "gold", "level": "grade", "subject": "type"}
+    ours = {"problem": "?", "gold": "5", "grade": "1", "type": "sum"}
+    others = {"question": "Other?", "answer": "long text 7", "level": "9", "subject": "story"}
+    for row in (ours | others, others | ours):
+        found = canonical(row, names)
+        assert json.loads(found.pop(UNCONVERTED)) == ours | others
+        assert found == {"question": "?", "answer": "5", "level": "1", "subject": "sum"}
+    assert "answer" not in canonical({"problem": "?", "gold": None, "answer": "7"}, names)
+    assert json.loads(canonical(ours | {"answer": None}, names)[UNCONVERTED])["answer"] is None
+    assert canonical({"problem": "?", "answer": "7"}, names)["answer"] == "7", "the data has no column `gold`"
+
+
 def test_a_function_can_read_the_row_as_it_is_in_the_data() -> None:
     """Text under its own name is there already, what JSON cannot hold stays text."""
     day = date(2026, 1, 2)
@@ -147,6 +162,17 @@ def test_a_function_can_read_the_row_as_it_is_in_the_data() -> None:
         UNCONVERTED: '{"problem": "?", "nums": [1, 2], "deep": {"a": true}}',
     }
     assert UNCONVERTED not in canonical({"question": "?", "answer": "18"}, NAMES)
+
+
+def test_a_column_whose_name_the_wire_does_not_take_is_only_for_functions() -> None:
+    """A survey's columns are named by whole questions."""
+    longest, longer = "n" * 128, "n" * 129
+    row = {"question": "?", "answer": "18", longest: "a", longer: "b", "": 7}
+    found = canonical(row, NAMES)
+    as_text = {"question": "?", "answer": "18", longest: "a"}
+    assert found == as_text | {UNCONVERTED: json.dumps({longer: "b", "": 7})}
+    assert as_in_the_data(found) == row
+    assert canonical({longer: "?", "answer": "18"}, NAMES | {"question": longer})["question"] == "?"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder shared/data beside the repository, not part of it")

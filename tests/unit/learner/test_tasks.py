@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from learner.tasks.tasks import TaskSet, is_readable, load_tasks, load_test
+from learner.orders.orders import build_orders
+from learner.tasks.tasks import TaskSet, divided, is_readable, load_tasks, load_test
+from protocol.codec import encode
+from protocol.messages import Sampling
 from shared.config.data import TasksConfig, VerifierKind
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DataError
@@ -141,7 +144,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path: Path, promp
             "no task to train on: 10 with a prompt of more than tasks.max_prompt_tokens = 1",
         ),
         ({"held_out": "nowhere.jsonl"}, "the file 'nowhere.jsonl', which does not exist"),
-        ({"held_out": "test"}, "'test' is not a .jsonl.* file, and a file has no splits"),
+        ({"held_out": "test"}, r"'test' is not a .jsonl.* file, and tasks.source = '.*t.jsonl' has no splits"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(
@@ -178,6 +181,23 @@ def test_what_can_be_no_task_is_dropped_and_counted_by_reason(tmp_path: Path, pr
         "with a gold answer that verifier.kind = 'gsm8k' cannot read": 2,
         "with more than 64 columns or a column of more than 65536 characters": 1,
     }
+
+
+def test_tasks_of_a_survey_can_be_ordered(tmp_path: Path, prompter: Prompter) -> None:
+    data = [row | {"How content are you, all in all? " * 5: "very"} for row in rows(10)]
+    tasks = load_tasks(TasksConfig(source=str(write_csv(tmp_path / "t.csv", data))), prompter, "gsm8k")
+    (order,) = build_orders(
+        tasks.train,
+        seed=0,
+        lane="train",
+        step=0,
+        first_slot=0,
+        samples=2,
+        version=0,
+        sampling=Sampling(temperature=1.0, max_new_tokens=4),
+        groups_per_order=0,
+    )
+    assert encode(order) and len(order.groups) == 9
 
 
 @pytest.mark.parametrize(
@@ -279,3 +299,30 @@ def test_examples_of_the_embedded_source_are_worked_out(prompter: Prompter) -> N
     shown, _, asked = prompt.rpartition(tasks.train[0].columns["question"])
     assert re.search(r"How .*\?.*\d+ [+*-] \d+ = \d+\n\d+ [+*-] \d+ = \d+\n#### \d+", shown, re.DOTALL)
     assert "####" not in asked
+
+
+def test_generated_tasks_can_be_evaluated_on_a_file(tmp_path: Path, prompter: Prompter) -> None:
+    held_out = write_jsonl(tmp_path / "h.jsonl", rows(5, first=100))
+    train, found = questions(load_tasks(TasksConfig(limit=20, held_out=str(held_out)), prompter, "gsm8k"))
+    assert len(train) == 20 and sorted(found) == sorted(row["question"] for row in rows(5, first=100))
+    with pytest.raises(DataError, match=r"'test' is not a .* file, and tasks\.source = 'embedded' has no splits"):
+        load_tasks(TasksConfig(held_out="test"), prompter, "gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("different", "copies", "held_out"),
+    [(20, 50, 100), (25, 40, 80), (3, 10, 10), (1, 40, 4), (1, 9, 0), (95, 1, 9), (9, 1, 0)],
+)
+def test_a_tenth_of_the_questions_is_held_out_however_often_they_occur(
+    different: int, copies: int, held_out: int, tmp_path: Path, prompter: Prompter
+) -> None:
+    data = [row | {"secret": copy} for copy in range(copies) for row in rows(different)]
+    source = write_jsonl(tmp_path / "t.jsonl", data)
+    train, kept_back = questions(load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k"))
+    assert (len(train), len(kept_back)) == (len(data) - held_out, held_out)
+    assert different == 1 or not set(train) & set(kept_back)
+
+
+def test_the_last_rows_are_held_out_where_no_question_repeats() -> None:
+    data = [{"question": f"{n}?"} for n in range(38)]
+    assert divided(data) == (data[:35], data[35:])
