@@ -18,7 +18,9 @@ from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.scoring.teacher import AskTeacher, no_teacher
 from actor.scoring.votes import CastVotes, nobody_votes
+from actor.verifiers.reward_arguments import MAX_EXTRA_CHARS
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
+from protocol.codec import GROUPS_BYTES, body_bytes
 from protocol.limits import MAX_KEYS
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
 from shared.process.free_memory import peak_memory_mb
@@ -169,7 +171,7 @@ class OrderScoring:
         found = iter(verdicts)
         by_group = [[next(found) for _ in group] for group in completions]
         votes = self.votes(by_group, lambda: self.beat("scoring"))
-        return tuple(map(scored_group, self.orders, completions, by_group, votes))
+        return fitting(tuple(map(scored_group, self.orders, completions, by_group, votes)))
 
 
 def scored_group(
@@ -193,9 +195,7 @@ def scored_group(
         scores=tuple(verdict.score for verdict in verdicts),
         rewards={name: tuple(verdict.rewards[name] for verdict in verdicts) for name in verdicts[0].rewards},
         metrics=metric_means(verdicts),
-        extras={
-            name: tuple(of.extras.get(name, "") for of in verdicts) for name in names(of.extras for of in verdicts)
-        },
+        extras=extras_by_name(verdicts),
         votes=votes,
     )
 
@@ -209,6 +209,22 @@ def metric_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
 def extras_by_name(verdicts: Sequence[Verdict]) -> dict[str, tuple[str, ...]]:
     logged = [verdict.extras for verdict in verdicts]
     return {name: tuple(of.get(name, "") for of in logged) for name in names(logged)}
+
+
+def fitting(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The same groups, with long extras cut until all fit into one message; at the end there are none."""
+    most = 4 * MAX_EXTRA_CHARS
+    while most and any(group.extras for group in groups) and sum(map(body_bytes, groups)) > GROUPS_BYTES:
+        most //= 2
+        groups = tuple(structs.replace(group, extras=shortened(group.extras, most)) for group in groups)
+    return groups
+
+
+def shortened(extras: Mapping[str, Sequence[str]], most: int) -> dict[str, tuple[str, ...]]:
+    """Texts of at most so many bytes, without half characters; none for 0."""
+    if not most:
+        return {}
+    return {name: tuple(text.encode()[:most].decode(errors="ignore") for text in of) for name, of in extras.items()}
 
 
 def names(mappings: Iterable[Mapping[str, object]]) -> list[str]:

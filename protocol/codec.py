@@ -40,6 +40,8 @@ NAMES = {dtype.str[1:]: name for name, dtype in DTYPES.items()}
 MESSAGES: dict[str, type[AnyMessage]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 FRAME_LIMITS = (MAX_HEADER_BYTES, MAX_BODY_BYTES, MAX_BUFFER_BYTES)
 LENGTH = struct.Struct("<I")
+GROUPS_BYTES = MAX_BODY_BYTES - 2**17
+"""What the groups of an order may take of the body, so that ids, times and a teacher's part find room beside them."""
 
 
 class Header(Record, frozen=True, kw_only=True):
@@ -155,6 +157,11 @@ def to_frames(message: AnyMessage, *, checked: bool) -> list[bytes]:
     frames = [header, body, buffers]
     check_sizes(frames)
     return frames
+
+
+def body_bytes(record: Record) -> int:
+    """What a record takes of the body of a message."""
+    return len(msgspec.msgpack.encode(record, enc_hook=BufferWriter().append))
 
 
 def without_type(body: bytes, name: str) -> bytes:

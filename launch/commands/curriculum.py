@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from launch.commands.open_run import pin_cpu
 from launch.presets.load import load_config
 from protocol.outcome import Outcome
+from shared.config.environment import check_semantic_entropy
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, DataError
 from shared.process.entry_point import keep_to_itself
@@ -41,6 +42,7 @@ def measure_curriculum(*, source: str, overrides: list[str]) -> int:
             f"verifier.kind is '{config.verifier.kind}', which cannot say which final answers mean the same; semantic"
             " entropy needs 'gsm8k', 'exact' or 'math'."
         )
+    check_semantic_entropy(config.environment)
     pin_cpu(config.compute, "actor")
     file, found = entropies(config)
     print("\n".join(summary(found, config.curriculum.stages)))
@@ -104,7 +106,8 @@ def measure_batch(
     from learner.orders.orders import build_orders
     from protocol.messages import Sampling
 
-    (order,) = build_orders(
+    sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
+    orders = build_orders(
         tasks[first : first + rollout.prompts],
         seed=0,
         lane=LANE,
@@ -112,12 +115,13 @@ def measure_batch(
         first_slot=first,
         samples=samples,
         version=0,
-        sampling=Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens),
+        sampling=sampling,
         groups_per_order=0,
     )
+    groups = tuple(group for order in orders for group in order.groups)
     begun, context = actor.scorer.begin(), actor.rollout.context
-    scoring = OrderScoring(order.groups, begun, actor.prompter.text, lambda phase: None, context)
-    completions = actor.engine.generate(order.groups, order.sampling, scoring.on_ended)
+    scoring = OrderScoring(groups, begun, actor.prompter.text, lambda phase: None, context)
+    completions = actor.engine.generate(groups, sampling, scoring.on_ended)
     verdicts = iter(scoring.verdicts())
     scored = [[next(verdicts) for _ in group] for group in completions]
     final_answers = [[verdict.final_answer for verdict in task] for task in scored]

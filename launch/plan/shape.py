@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.data import CurriculumConfig
-from shared.config.model import ModelConfig, in_hub_cache
+from shared.config.model import ModelConfig, in_hub_cache, weight_files
 from shared.embedded import EMBEDDED
 from shared.errors import ModelError
 from shared.model.linears import OWN_LAYERS, is_decoder_linear
@@ -35,6 +35,18 @@ class Lengths:
     """Of a completion, on average."""
     longest: int
     """Of the longest completion that is decoded with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Of the learner, over the whole batch of a step."""
+
+    gradient: int
+    """Forward and backward."""
+    forward: int
+    """Without gradient."""
+    updates: int
+    """Steps of the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +97,10 @@ def local_folder(model: ModelConfig, hub_cache: Path) -> Path | None:
             folder = Path(model.path)
         case "hub":
             folder = in_hub_cache(model, hub_cache)
-    complete = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    return folder if complete else None
+    if not (folder / "config.json").is_file():
+        return None
+    files = weight_files(folder)
+    return folder if files and all(file.is_file() for file in files) else None
 
 
 def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:
@@ -95,7 +109,7 @@ def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:
         return shape_of_gguf(folder, targets)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        file_bytes = sum(file.stat().st_size for file in weight_files(folder))
         return sizes(config.get("text_config", config), list(named_shapes(folder)), targets, file_bytes)
     except KeyError as error:
         raise ModelError(f"{folder / 'config.json'} has no {error}; check model.path.") from error
@@ -137,7 +151,7 @@ def sizes(
 
 def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
     """Name and shape of every tensor."""
-    for file in folder.glob("*.safetensors"):
+    for file in weight_files(folder):
         with file.open("rb") as stream:
             length = min(int.from_bytes(stream.read(8), "little"), MAX_HEADER_BYTES)
             header = json.loads(stream.read(length))

@@ -3,16 +3,18 @@
     order id   lane/step/uslot   train/000012/u0000   step from 0; slot of its first group in the step
     group id   lane/step/slot    train/000012/0003
 
-An order is a function of its arguments alone, so a resumed run and a replay build the same orders again. Ids are
-written and read here only.
+An order is a function of its arguments alone, so a resumed run and a replay build the same orders again. Tasks whose
+columns do not fit into one message are divided among more orders. Ids are written and read here only.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Protocol
 
 from learner.tasks.tasks import Task
+from protocol.codec import GROUPS_BYTES, body_bytes
 from protocol.messages import FilledOrder, Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 
@@ -59,8 +61,8 @@ def build_orders(
     votes: bool = False,
     teacher: bool = False,
 ) -> list[Order]:
-    """One group per task. groups_per_order: 0 puts all groups into one order. stream: names the seeds; default lane.
-    votes, teacher: as in an order."""
+    """One group per task. groups_per_order: at most so many in one order; 0 sets no limit besides that of a message.
+    stream: names the seeds; default lane. votes, teacher: as in an order."""
     groups = [
         GroupOrder(
             group_id=group_id(lane, step, slot),
@@ -70,18 +72,30 @@ def build_orders(
         )
         for slot, task in enumerate(tasks, start=first_slot)
     ]
-    size = groups_per_order or len(groups)
     return [
         Order(
             order_id=order_id(lane, step, first_slot + start),
             policy_version=version,
             sampling=sampling,
-            groups=tuple(groups[start : start + size]),
+            groups=tuple(groups[start:end]),
             votes=votes,
             teacher=teacher,
         )
-        for start in range(0, len(groups), size)
+        for start, end in pairwise([*order_starts(groups, groups_per_order), len(groups)])
     ]
+
+
+def order_starts(groups: Sequence[GroupOrder], most: int) -> list[int]:
+    """Places of the groups that begin an order. most: groups in one order; 0 for any number."""
+    starts: list[int] = []
+    size = 0
+    for place, group in enumerate(groups):
+        own = body_bytes(group)
+        size += own
+        if not starts or place - starts[-1] == most or size > GROUPS_BYTES:
+            starts.append(place)
+            size = own
+    return starts
 
 
 def order_id(lane: str, step: int, slot: int) -> str:

@@ -40,7 +40,15 @@ from safetensors.torch import save_file
 
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
-from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root, hub_cache_folder, in_hub_cache
+from shared.config.model import (
+    CACHE_DIR_KEY,
+    SECOND_COPY,
+    ModelConfig,
+    cache_root,
+    hub_cache_folder,
+    in_hub_cache,
+    weight_files,
+)
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError
 from shared.model.linears import is_decoder_linear as is_linear
@@ -83,7 +91,7 @@ class ModelSource:
     folder: Path
     """config.json, tokenizer and chat template."""
     gguf: Path | None
-    """The file with its tensors; None if they are in *.safetensors files of the folder."""
+    """The file with its tensors; None if they are in `weight_files` of the folder."""
 
 
 def cached_base(model: ModelConfig) -> CachedBase:
@@ -149,8 +157,11 @@ def find_model(model: ModelConfig) -> ModelSource:
     folder = EMBEDDED.get(model.path, Path(model.path))
     if not os.path.isdir(folder):
         folder = fetch_from_hub(model)
-    if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
+    files = weight_files(folder)
+    if not (folder / "config.json").is_file() or not files:
         raise ModelError(f"{folder} is not a model: expected config.json and *.safetensors there; check model.path.")
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ModelError(f"{folder} lacks {', '.join(missing)}, which its index names; get the model's files again.")
     return ModelSource(folder=folder, gguf=None)
 
 
@@ -176,7 +187,11 @@ def fetch_from_hub(model: ModelConfig) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
     try:
-        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                model.path, revision=model.revision, allow_patterns=patterns, ignore_patterns=[f"{SECOND_COPY}*"]
+            )
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"model.path = '{model.path}' is neither a folder nor a model that the hub provides"
@@ -234,8 +249,8 @@ def list_digests(folder: Path) -> None:
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and values of every tensor of its *.safetensors files."""
-    for file in sorted(folder.glob("*.safetensors")):
+    """Name and values of every tensor of its weight files."""
+    for file in weight_files(folder):
         with safe_open(file, framework="pt") as reader:
             yield from ((name, reader.get_tensor(name)) for name in reader.keys())  # noqa: SIM118 - not a dictionary
 

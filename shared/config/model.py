@@ -1,5 +1,7 @@
-"""The sections [model] and [lora], and the folders where quantised bases and fetched models are kept. No torch here."""
+"""The sections [model] and [lora], the folders where quantised bases and fetched models are kept, and the files of a
+model. No torch here."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.config.types import PositiveFloat, Section
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelError, in_words
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
@@ -115,3 +117,22 @@ def hub_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     # Unlike Path's, this one leaves a user alone who has no home.
     return Path(os.path.expanduser(environment.get("HF_HUB_CACHE") or Path(home, "hub"))).absolute()
+
+
+SECOND_COPY = "consolidated"
+"""Begins the names of files in which some publishers repeat all weights, under names of their own."""
+INDEX = "model.safetensors.index.json"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a model's weights, as transformers chooses them: the one file, or those of the index. Without
+    both, all *.safetensors files. ModelError if the index cannot be read."""
+    if (whole := folder / "model.safetensors").is_file():
+        return [whole]
+    index = folder / INDEX
+    if not index.is_file():
+        return sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith(SECOND_COPY))
+    try:
+        return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{index} is not an index of weights ({in_words(error)}); get that file again.") from error

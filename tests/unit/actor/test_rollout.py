@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from actor.rollout import Rollout, scored_group
+from actor.rollout import Rollout, fitting, scored_group
 from actor.scoring.scores import ScoresTogether
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
+from protocol.codec import encode
 from protocol.messages import Finish, Outcome
 from shared.process.lease import Lease
 from tests.support.fake_card import GIB, FakeDriver
@@ -160,6 +161,39 @@ def test_scoring_sees_the_whole_order_and_runs_without_the_lease(tmp_path: Path)
         assert job.columns == order.groups[0].columns
         assert job.truncated == (finish is Finish.LENGTH)
         assert job.context == Context(global_step=0)
+
+
+class TalkativeScorer(ScriptedScorer):
+    """Logs much about each completion."""
+
+    def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
+        extras = {f"long {number}": "\u8a9e" * 300 for number in range(5)} | {"short": "\u8a9e" * 100}
+        return [msgspec.structs.replace(verdict, extras=extras) for verdict in super().score(jobs, on_progress)]
+
+
+def test_long_texts_of_functions_are_cut_to_what_a_message_takes(tmp_path: Path) -> None:
+    (order,) = toy_orders()
+    large = [
+        msgspec.structs.replace(order.groups[0], group_id=f"group {n}", seeds=tuple(range(128))) for n in range(16)
+    ]
+    order = msgspec.structs.replace(order, groups=tuple(large))
+    rollout = Rollout(ScriptedEngine(), TalkativeScorer(), Lease(tmp_path / "lease"), spelled)
+    filled, again = (rollout.fill(order, toy_policy(0), quiet) for _ in range(2))
+    assert encode(filled)
+    kept = {f"long {number}": ("\u8a9e" * 200,) * 128 for number in range(5)} | {"short": ("\u8a9e" * 100,) * 128}
+    for one, other in zip(filled.groups, again.groups, strict=True):
+        assert one.extras == other.extras == kept
+
+
+def test_texts_that_fit_are_not_cut() -> None:
+    (order,) = toy_orders()
+    said = [verdict_with("\u8a9e" * 300), verdict_with("")]
+    group = scored_group(order.groups[0], ScriptedEngine().generate(order.groups, order.sampling, unheard)[0], said)
+    assert fitting((group,)) == (group,)
+
+
+def verdict_with(text: str) -> Verdict:
+    return Verdict(outcome=Outcome.WRONG, score=0.0, final_answer=None, note="", extras={"read": text})
 
 
 def test_what_functions_log_goes_along_with_the_group() -> None:

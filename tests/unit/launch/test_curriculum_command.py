@@ -54,10 +54,27 @@ def test_it_is_measured_once_and_read_by_the_run(tmp_path: Path, capsys: pytest.
     assert file.read_bytes() != data
 
 
+def test_tasks_whose_columns_do_not_fit_into_a_message_are_measured_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.jsonl").write_text(
+        "".join(json.dumps({"question": f"{n}?", "answer": str(n), "tests": "x" * 60_000}) + "\n" for n in range(160))
+    )
+    large = (f"tasks.source={tmp_path / 't.jsonl'}", "tasks.limit=144", "rollout.prompts=144")
+    main(arguments(tmp_path / "se.json", *large, "curriculum.samples=2", "rollout.max_new_tokens=2"))
+    assert "Only 0 of 144 tasks" in capsys.readouterr().err, "nobody answers in two tokens"
+    assert len(json.loads((tmp_path / "se.json").read_bytes())["tasks"]) == 144
+
+
 def test_a_function_of_the_user_s_own_cannot_say_what_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["curriculum", "embedded", "--set", "verifier.kind=callable", "--set", "verifier.function=f.py:f"]
     assert main(argv) == 2
     assert "needs 'gsm8k', 'exact' or 'math'" in capsys.readouterr().err
+
+
+def test_a_conversation_has_no_semantic_entropy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curriculum", "calculator"]) == 2
+    assert "semantic entropy is measured on replies to the question alone" in capsys.readouterr().err
 
 
 @pytest.mark.long

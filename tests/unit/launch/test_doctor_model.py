@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,11 @@ from tests.support.local_server import LocalServer
 from tests.support.machines import GIB, QWEN_15B, SMALL, config, sound, write_model
 
 INFO = {"id": "owner/name", "_id": "0", "sha": "f" * 40, "siblings": [], "gated": False, "private": False}
-WEIGHTS = [{"rfilename": "model.safetensors", "size": 5 * GIB}, {"rfilename": "README.md", "size": 7}]
+WEIGHTS = [
+    {"rfilename": "model.safetensors", "size": 5 * GIB},
+    {"rfilename": "consolidated.safetensors", "size": 5 * GIB},
+    {"rfilename": "README.md", "size": 7},
+]
 
 
 @dataclass
@@ -220,6 +225,21 @@ def test_the_size_of_a_model_with_a_text_part_and_a_head_size_of_its_own(tmp_pat
         outputs=6,
         own_layers=False,
     )
+
+
+def test_weights_that_are_published_twice_count_once(tmp_path: Path) -> None:
+    facts = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 10}
+    write_model(tmp_path, facts, {"a.layers.0.q_proj.weight": [2, 6]})
+    once = shape_of(tmp_path, ["q_proj"])
+    shutil.copyfile(tmp_path / "model.safetensors", tmp_path / "consolidated.safetensors")
+    assert shape_of(tmp_path, ["q_proj"]) == once
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-1-of-1.safetensors")
+    assert shape_of(tmp_path, ["q_proj"]) == once
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a.layers.0.q_proj.weight": "model-1-of-1.safetensors"}}))
+    assert shape_of(tmp_path, ["q_proj"]) == once and look_at(config(model={"path": str(tmp_path)})).folder
+    (tmp_path / "model-1-of-1.safetensors").unlink()
+    assert look_at(config(model={"path": str(tmp_path)})).folder is None
 
 
 def test_task_files_that_are_lost_are_named(tmp_path: Path) -> None:

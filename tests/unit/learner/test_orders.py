@@ -1,10 +1,14 @@
 """Orders are a function of their arguments: names, seeds, and the cut into units."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from learner.orders.orders import build_orders
+from learner.tasks.tasks import Task, fault_of
+from protocol.codec import encode
 from protocol.messages import Order, Sampling
 from tests.support.fakes import toy_tasks
 from tests.support.wire_examples import plain
@@ -12,18 +16,24 @@ from tests.support.wire_examples import plain
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=8)
 
 
+ARGUMENTS: dict[str, Any] = {
+    "seed": 3,
+    "lane": "train",
+    "step": 12,
+    "first_slot": 0,
+    "samples": 4,
+    "version": 11,
+    "sampling": SAMPLING,
+    "groups_per_order": 2,
+}
+
+
 def build(num_tasks: int = 5, **changes: Any) -> list[Order]:
-    arguments: dict[str, Any] = {
-        "seed": 3,
-        "lane": "train",
-        "step": 12,
-        "first_slot": 0,
-        "samples": 4,
-        "version": 11,
-        "sampling": SAMPLING,
-        "groups_per_order": 2,
-    }
-    return build_orders(toy_tasks(num_tasks), **arguments | changes)
+    return build_from(toy_tasks(num_tasks), **changes)
+
+
+def build_from(tasks: Sequence[Task], **changes: Any) -> list[Order]:
+    return build_orders(tasks, **ARGUMENTS | changes)
 
 
 def seeds(orders: list[Order]) -> list[int]:
@@ -82,3 +92,24 @@ def test_lanes_may_share_a_stream_of_seeds() -> None:
 
 def test_no_tasks_give_no_orders() -> None:
     assert build(num_tasks=0) == []
+
+
+def test_tasks_with_large_columns_are_divided_among_orders_that_a_message_takes() -> None:
+    large = {"tests": "x" * 33_000, "unconverted": "\u00e9" * 16_500}
+    tasks = [replace(task, columns=task.columns | large) for task in toy_tasks(128)]
+    orders, again = (build_from(tasks, groups_per_order=0, first_slot=16) for _ in range(2))
+    assert all(encode(order) for order in orders)
+    assert [len(order.groups) for order in orders] == [124, 4]
+    assert [order.order_id for order in orders] == ["train/000012/u0016", "train/000012/u0140"]
+    assert [plain(order) for order in again] == [plain(order) for order in orders]
+    assert seeds(orders) == seeds(build(128, groups_per_order=0, first_slot=16))
+
+
+def test_the_largest_row_fits_into_an_order_alone() -> None:
+    (task,) = toy_tasks(1)
+    columns = task.columns | {f"column {n}": "\u8a9e" * 39_400 for n in range(62)}
+    assert fault_of(columns, "gsm8k") is None
+    (order,) = build_from([replace(task, columns=columns)], samples=4096)
+    assert encode(order)
+    columns |= {"column 0": "\u8a9e" * 65_000}
+    assert fault_of(columns, "gsm8k") == "with more than 7 MiB of columns"

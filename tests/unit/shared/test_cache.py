@@ -5,16 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from shared.base.cache import DIGESTS, CachedBase, cached_base, existing_base, file_digest
 from shared.config.model import ModelConfig, cache_root
-from shared.errors import DamageError, RunDirError
+from shared.errors import DamageError, ModelError, RunDirError
 from shared.model.nf4 import WEIGHTS
 from shared.run.files import UNFINISHED, beside
+from tests.support.local_server import LocalServer
 
 
 @pytest.fixture
@@ -87,6 +92,111 @@ def test_a_model_whose_name_has_a_dot_has_a_lock_of_its_own(checkpoint: Path, tm
     shutil.copytree(checkpoint, source)
     made = cached_base(ModelConfig(path=str(source), cache_dir=str(tmp_path / "cache"))).folder
     assert {path.name for path in made.parent.iterdir()} == {made.name, f"{made.name}.lock"}
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def twice(checkpoint: Path, tmp_path: Path) -> Path:
+    """The model in two files with an index, and once more in a file with other names, as some are published."""
+    folder = tmp_path / "twice"
+    shutil.copytree(checkpoint, folder)
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    files = {name: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in files if files[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    save_file({"layers.0.attention.wq.weight": torch.ones(64, 64)}, folder / "consolidated.safetensors")
+    return folder
+
+
+def made_of(source: Path, folder: Path) -> CachedBase:
+    return cached_base(ModelConfig(path=str(source), cache_dir=str(folder / "cache")))
+
+
+def test_weights_that_are_published_twice_are_read_once(
+    base: Callable[[], CachedBase], checkpoint: Path, twice: Path, tmp_path: Path
+) -> None:
+    assert made_of(twice, tmp_path).digest == base().digest
+    (twice / INDEX).unlink()
+    assert made_of(twice, tmp_path).digest == base().digest
+    save_file({"layers.0.attention.wq.weight": torch.ones(64, 64)}, twice / "model-00003-of-00002.safetensors")
+    shutil.copyfile(checkpoint / WEIGHTS, twice / WEIGHTS)
+    assert made_of(twice, tmp_path).digest == base().digest, "the one file counts, as in transformers"
+
+
+def test_a_model_that_is_not_whole_is_refused(twice: Path, tmp_path: Path) -> None:
+    (twice / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"lacks model-00002-of-00002\.safetensors, which its index names"):
+        made_of(twice, tmp_path)
+    (twice / INDEX).write_text("{}")
+    with pytest.raises(ModelError, match=r"index\.json is not an index of weights"):
+        made_of(twice, tmp_path)
+
+
+FETCH = """
+import sys
+from shared.base.cache import find_model
+from shared.config.model import ModelConfig
+print(*sorted(file.name for file in find_model(ModelConfig(path="us/model")).folder.iterdir()))
+"""
+
+
+def hub_with(folder: Path) -> type[BaseHTTPRequestHandler]:
+    """A hub with one model, for one client."""
+    commit = "f" * 40
+
+    class Handler(BaseHTTPRequestHandler):
+        """Serves facts, the list of files, and files."""
+
+        def do_HEAD(self) -> None:
+            self.reply(with_body=False)
+
+        def do_GET(self) -> None:
+            self.reply(with_body=True)
+
+        def reply(self, *, with_body: bool) -> None:
+            path = self.path.partition("?")[0]
+            files = sorted(folder.iterdir())
+            if "/resolve/" in path:
+                data = (folder / path.rpartition("/")[2]).read_bytes()
+            elif "/tree/" in path:
+                listed = [
+                    {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name.encode().hex()}
+                    for f in files
+                ]
+                data = json.dumps(listed).encode()
+            else:
+                siblings = [{"rfilename": file.name} for file in files]
+                data = json.dumps({"id": "us/model", "_id": "0", "sha": commit, "siblings": siblings}).encode()
+            self.send_response(200)
+            for header in (("ETag", f'"{path.encode().hex()[-40:]}"'), ("X-Repo-Commit", commit)):
+                self.send_header(*header)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+def test_the_second_copy_of_the_weights_is_not_fetched(twice: Path, tmp_path: Path) -> None:
+    server = LocalServer(("127.0.0.1", 0), hub_with(twice))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    online = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}
+    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    command = [sys.executable, "-c", FETCH]
+    done = subprocess.run(command, env=os.environ | online | places, capture_output=True, text=True, timeout=60)
+    server.shutdown()
+    server.server_close()
+    assert done.returncode == 0, done.stderr
+    wanted = {file.name for file in twice.iterdir()} - {"consolidated.safetensors"}
+    assert set(done.stdout.split()) == wanted and INDEX in wanted
 
 
 LIMITED = """
