@@ -128,17 +128,23 @@ class LargestOrder:
     known: int = 0
     """Tokens at the beginning of a prompt that were computed in an earlier turn."""
 
+    @property
+    def tokens(self) -> int:
+        """With keys and values in memory. A prompt counts once if all its completions are decoded at once."""
+        prompts = self.groups if self.groups * self.samples <= self.width else self.width
+        return (prompts + self.kept) * self.prompt + self.width * self.cap
+
 
 def largest_orders(work: CardWork, facts: Mapping[str, Any]) -> list[LargestOrder]:
-    """Of an evaluation, if there is one, and of a step. facts: the model's config.json."""
+    """The larger one of an evaluation, if there is one, and that of a step. facts: the model's config.json."""
     rollout, evaluation = work.rollout, work.eval
     groups = min(rollout.groups_per_order or work.groups, work.groups)
     found = [order(work, facts, "rollout", groups, rollout.group, rollout.max_new_tokens)]
     if evaluation.problems:
-        # As learner/evaluation/evaluate.py cuts them.
-        count = min(rollout.prompts * rollout.group, evaluation.problems)
         cap = evaluation.longest_completion(rollout.max_new_tokens)
-        found.insert(0, order(work, facts, "evaluation", count, 1, cap))
+        sizes = evaluation.largest_orders(rollout.prompts * rollout.group)
+        both = [order(work, facts, "evaluation", count, samples, cap) for count, samples in sizes]
+        found.insert(0, max(both, key=lambda one: one.tokens))
     return found
 
 

@@ -74,31 +74,35 @@ class Conversation:
         self.messages = [*self.opening]
 
     def reply(self, question: str, sampling: Sampling, seed: int) -> Generator[str, None, None]:
-        """The reply so far, after every token. A reply that is cut short is remembered as far as it went."""
-        prompt = self.prompter.chat_ids([*self.messages, {"role": "user", "content": question}])
-        self.refuse_if_full(len(prompt) + sampling.max_new_tokens)
+        """The reply so far, after every token. The question is remembered at once, and the reply as far as it went."""
+        prompt = self.prompt_ids(question, sampling)
         tokens = stream(self.policy, prompt, self.prompter.end_ids, sampling, derive(seed, "chat", len(self.messages)))
+        message = {"role": "assistant", "content": ""}
+        self.messages += [{"role": "user", "content": question}, message]
+        return self.grow(message, tokens)
+
+    def grow(self, message: dict[str, str], tokens: Iterator[int]) -> Generator[str, None, None]:
         ids: list[int] = []
-        try:
-            while (token := self.next(tokens)) is not None:
-                ids.append(token)
-                yield self.prompter.text(ids).rstrip(PARTIAL_CHARACTER)
-        finally:
-            text = self.prompter.text(ids).rstrip(PARTIAL_CHARACTER)
-            self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+        while (token := self.next(tokens)) is not None:
+            ids.append(token)
+            message["content"] = self.prompter.text(ids).rstrip(PARTIAL_CHARACTER)
+            yield message["content"]
 
     def next(self, tokens: Iterator[int]) -> int | None:
         """The adapter is switched for each token, since the other policy may compute in between."""
         with self.adapter():
             return next(tokens, None)
 
-    def refuse_if_full(self, needed: int) -> None:
-        room = self.policy.config.max_position_embeddings
+    def prompt_ids(self, question: str, sampling: Sampling) -> list[int]:
+        """All that was said, and the question. Refused if the model has no room for them and the reply."""
+        ids = self.prompter.chat_ids([*self.messages, {"role": "user", "content": question}])
+        needed, room = len(ids) + sampling.max_new_tokens, self.policy.config.max_position_embeddings
         if needed > room:
             raise DataError(
                 f"This conversation needs {needed} tokens, with the cap on the reply, and the model has room for"
                 f" {room}; start over with /new, or set a smaller --max-new-tokens."
             )
+        return ids
 
 
 def chat(
@@ -183,16 +187,21 @@ def converse(conversations: Sequence[Conversation], lines: Iterable[str], sampli
 
 def ask(conversations: Sequence[Conversation], question: str, sampling: Sampling, seed: int, show: Show) -> None:
     """One question to all. Ctrl-C cuts the replies short; a question that does not fit is refused."""
-    replies = {each.name: each.reply(question, sampling, seed) for each in conversations}
     try:
-        show(replies)
+        show(start_replies(conversations, question, sampling, seed))
     except KeyboardInterrupt:
         print("\n(cut short)")
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
-    finally:
-        for texts in replies.values():
-            texts.close()
+
+
+def start_replies(
+    conversations: Sequence[Conversation], question: str, sampling: Sampling, seed: int
+) -> dict[str, Generator[str, None, None]]:
+    """By name. All policies remember the question before the first token; none does if it does not fit one of them."""
+    for each in conversations:
+        each.prompt_ids(question, sampling)
+    return {each.name: each.reply(question, sampling, seed) for each in conversations}
 
 
 def print_in_turn(replies: Replies) -> None:

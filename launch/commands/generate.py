@@ -72,7 +72,17 @@ def read_prompts(source: Path | None) -> list[str]:
     """One a line; empty lines are skipped."""
     if source is None or not source.is_file():
         raise DataError(f"--in got {source}, which is not a file; give a text file with one prompt a line.")
-    return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        # Some editors put a mark before the first character; "utf-8-sig" leaves it out.
+        text = source.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"--in got {source}, which is not UTF-8 in line {line}; save it as UTF-8.") from error
+    # Not splitlines(), which also ends a line at characters that a prompt may have, such as U+2028.
+    prompts = [line.strip() for line in text.split("\n") if line.strip()]
+    if not prompts:
+        raise DataError(f"--in got {source}, which has no prompts; give a text file with one prompt a line.")
+    return prompts
 
 
 def complete(

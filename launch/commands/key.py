@@ -31,7 +31,8 @@ def make_key(*, directory: Path, name: str) -> int:
     """Make the key, and print how an actor uses it."""
     run, config = open_run(directory)
     file = create_actor_key(run.keys, name)
-    print(f"{file} is the key of actor {name}. On this machine: python -m actor --run {directory} --id {name}")
+    folder = shlex.quote(str(directory))
+    print(f"{file} is the key of actor {name}. On this machine: python -m actor --run {folder} --id {name}")
     if config.link.endpoint != "ipc":
         print(f"On another machine, copy {file} (mode 600, over a channel you trust) and {run.config} there, and run:")
         print(
@@ -42,7 +43,8 @@ def make_key(*, directory: Path, name: str) -> int:
 
 
 def print_how_to_revoke(directory: Path, name: str) -> None:
-    print(f"To revoke it, even while the run trains: python -m launch keys {directory} --revoke {name}")
+    folder = shlex.quote(str(directory))
+    print(f"To revoke it, even while the run trains: python -m launch keys {folder} --revoke {name}")
 
 
 def invite(*, directory: Path, name: str | None, hours: int) -> int:

@@ -3,7 +3,7 @@
 With `--actors N` it continues with N actors on this machine, which changes no result. With `--ranks N` the learner has
 N processes from then on, which changes the last bits; the journal records it, so a replay still matches. With
 `--resample-step N` the recorded groups of step N and later are voided first, and sampled again
-(learner/durable/resample.py).
+(learner/durable/resample.py). Of a run that is done, tracker and evaluator are started for what they had not done.
 """
 
 import os
@@ -17,7 +17,9 @@ from actor.engines.vllm_options import check_engine
 from launch.commands.run import announce, planned, refuse, warn_of_cpu, warn_of_idle_actors
 from launch.display.console import next_command
 from launch.on_ray.placement import Machine, capacity_on_ray, places_of
-from launch.supervisor.topology import topology
+from launch.supervisor.followers import Followers
+from launch.supervisor.restarts import SupervisorLimits
+from launch.supervisor.topology import Process, topology
 from launch.tracking.trackers import check_tracker
 from protocol.access.keys import create_actor_key
 from shared.config.data import CurriculumConfig
@@ -26,6 +28,7 @@ from shared.config.processes import MAX_ACTORS, MAX_RANKS, ActorConfig, ComputeC
 from shared.config.training import OnFault
 from shared.config.tree import Config
 from shared.errors import ConfigError
+from shared.process.entry_point import keep_to_itself
 from shared.process.processor import is_open, settled_config, start_config, write_choices
 from shared.process.usable_cards import check_cards
 from shared.run.files import write_whole
@@ -49,14 +52,14 @@ def resume_run(
     warn_of_another_owner(run)
     # The lock comes first, so that a run in use is refused before config.json changes. The learner takes it later.
     with run.locked():
-        summary = read_summary(run)
-        config = config_from_json(run.config.read_bytes())
+        summary, config = read_summary(run), config_from_json(run.config.read_bytes())
         if steps is not None and steps != config.run.steps:
-            refuse_other_steps(run, steps, config.run.steps, summary, config.optimizer.schedule)
-            refuse_other_stages(run.path, steps, config.run.steps, config.curriculum)
-            if config.pipeline.max_lag:
-                done = newest_step(run, config.checkpoint.keep)
-                refuse_other_lag(run.path, steps, config.run.steps, done, config.pipeline.max_lag)
+            planned, newest = config.run.steps, newest_step(run, config.checkpoint.keep)
+            refuse_fewer_steps(run.path, steps, newest, summary)
+            if newest or any(run.journal.glob("*")):
+                refuse_other_rates(run.path, steps, planned, config.optimizer.schedule)
+                refuse_other_stages(run.path, steps, planned, config.curriculum)
+                refuse_other_lag(run.path, steps, planned, newest, config.pipeline.max_lag)
         # Another on_fault does not change what was trained so far: no step has met a fault yet, or the run would have
         # ended there. So a replay still gives the same adapter. The number of actors never changes it.
         changed = replace(
@@ -76,6 +79,7 @@ def resume_run(
         if resample_step is not None:
             print(resample(run, resample_step, changed.run.steps, changed.checkpoint.keep), file=sys.stderr)
     if summary and summary.status == "done" and summary.steps >= changed.run.steps:
+        finish_followers(run, topology(run.path, changed).followers)
         print(finished(directory, summary.steps, can_be_extended=config.can_be_extended))
         return 0
     check_tracker(changed.tracking)
@@ -132,13 +136,17 @@ def add_keys(folder: Path, actor_ids: Sequence[str]) -> None:
             create_actor_key(folder, actor_id)
 
 
-def refuse_other_steps(run: RunDir, steps: int, planned: int, summary: Summary | None, schedule: str) -> None:
-    done = summary.steps if summary else 0
+def refuse_fewer_steps(path: Path, steps: int, newest: int, summary: Summary | None) -> None:
+    """newest: step of the newest checkpoint. The summary of a run that was killed is that of its start."""
+    done = max(newest, summary.steps if summary else 0)
     if steps <= done:
-        raise ConfigError(f"--steps got {steps}, but {run.path} has done {done} already; give a larger number.")
+        raise ConfigError(f"--steps got {steps}, but {path} has done {done} already; give a larger number.")
+
+
+def refuse_other_rates(path: Path, steps: int, planned: int, schedule: str) -> None:
     if schedule != "constant":
         raise ConfigError(
-            f"--steps got {steps}, but the learning rate of {run.path} followed a '{schedule}' schedule of {planned}"
+            f"--steps got {steps}, but the learning rate of {path} followed a '{schedule}' schedule of {planned}"
             f" steps from the start; begin a new run with run.steps={steps}."
         )
 
@@ -190,6 +198,22 @@ def resample(run: RunDir, step: int, last: int, keep: int) -> str:
     if count == 0:
         return f"the journal of {run.path} has no filled order of step {step} or later; nothing to void"
     return f"{count} recorded orders of step {step} and later are void and will be sampled again"
+
+
+def finish_followers(run: RunDir, processes: Sequence[Process]) -> None:
+    """Let tracker and evaluator do what they had not done when the run ended, for example after a second Ctrl-C."""
+    if not processes:
+        return
+    keep_to_itself()
+    followers = Followers(processes, SupervisorLimits(), print)
+    try:
+        followers.start_after_end(lambda: None)
+    finally:
+        followers.kill()
+    # Imported late, as the display.
+    from launch.display.page.command import write_report
+
+    write_report(run)
 
 
 def finished(directory: Path, steps: int, *, can_be_extended: bool) -> str:

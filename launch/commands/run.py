@@ -51,7 +51,7 @@ from launch.tracking.trackers import check_tracker
 from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.data import Advantage
-from shared.config.load import config_to_json
+from shared.config.load import check_together, config_to_json
 from shared.config.model import LoraConfig, cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig, EvalConfig
@@ -93,7 +93,9 @@ def start_run(
     warm: bool = False,
 ) -> int:
     config = load_config(source, overrides, here=on == "here" and (dry_run or not prepare))
-    config = warm_start(config) if warm else config
+    if warm:
+        config = warm_start(config)
+        check_together(config)
     refuse_without_answers(config.loss, warm=warm)
     folder = out or default_folder(source, datetime.now())
     if prepare and not dry_run:

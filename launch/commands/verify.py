@@ -7,6 +7,7 @@
 the number of the line as its id, and the reason as `note`. The number of such lines is printed at the end.
 """
 
+import codecs
 import contextlib
 import json
 import sys
@@ -55,7 +56,7 @@ def read_rows(source: Path) -> list[Row | dict[str, Any]]:
     """Lines that are not blank: a Row to be scored, or the result of a line that cannot be read."""
     if not source.is_file():
         raise DataError(f"--in got {source}, which is not a file; give JSON lines with id, completion and answer.")
-    lines = enumerate(source.read_bytes().split(b"\n"), start=1)
+    lines = enumerate(source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1)
     return [read_row(line, source, number) for number, line in lines if line.strip()]
 
 

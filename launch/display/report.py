@@ -17,7 +17,7 @@ from rich.text import Text
 from launch.display.console import next_command
 from launch.display.live import actor_lines
 from launch.display.sparkline import sparkline
-from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean, seconds
+from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean, number, seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.run.evaluation import Decoded, Evaluation, Example, Share, largest, read_evaluation, right
@@ -115,10 +115,10 @@ def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
     """First five steps, curve, last five."""
     key, line = goal(rows), sparkline(curve(rows), steps=len(rows), width=CURVE_WIDTH, ascii_only=ascii_only)[0]
     return Text.assemble(
-        f"{key.partition('/')[0]}: first five steps {mean(rows[:WINDOW], key):.2f}  ",
+        f"{key.partition('/')[0]}: first five steps {number(mean(rows[:WINDOW], key), '.2f')}  ",
         (line, "green"),
         "  last five ",
-        (f"{mean(rows[-WINDOW:], key):.2f}", "bold green"),
+        (number(mean(rows[-WINDOW:], key), ".2f"), "bold green"),
     )
 
 

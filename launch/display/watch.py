@@ -1,12 +1,14 @@
 """The metrics of a run, read from metrics.jsonl while it grows, and what the display computes from them.
 
-The file has one JSON object for each step (`shared/run/metrics.py`). A missing or null key counts as NaN and is shown
-as a dash. A line that cannot be read is skipped (a power cut may leave zeros): the display must never end a run.
+The file has one JSON object for each step (`shared/run/metrics.py`). A missing or null key counts as NaN, is shown as a
+dash, and is left out of a mean. A line that cannot be read is skipped (a power cut may leave zeros): the display must
+never end a run.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from protocol.outcome import Outcome
 from shared.run.growing_file import GrowingFile
@@ -46,8 +48,14 @@ def value(row: Row, key: str) -> float:
     return math.nan if found is None else float(found)
 
 
+def known(rows: Sequence[Row], key: str) -> list[float]:
+    return [found for row in rows if not math.isnan(found := value(row, key))]
+
+
 def mean(rows: Sequence[Row], key: str) -> float:
-    return sum(value(row, key) for row in rows) / len(rows) if rows else math.nan
+    """NaN if it was measured in none of them."""
+    found = known(rows, key)
+    return fmean(found) if found else math.nan
 
 
 def goal(rows: Sequence[Row]) -> str:

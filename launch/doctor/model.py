@@ -13,7 +13,7 @@ from launch.doctor.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
 from launch.plan.shape import ModelShape, kind_of, local_folder, shape_of
 from shared.config.data import TasksConfig
-from shared.config.model import ModelConfig, cache_root
+from shared.config.model import SECOND_COPY, ModelConfig, cache_root
 from shared.errors import ModelError
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def look_at_hub(model: ModelConfig, endpoint: str | None = None) -> Hub:
         return Hub(found=True, gated=True, admitted=False, token=token, num_bytes=None)
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
         return Hub(found=False, gated=False, admitted=False, token=token, num_bytes=None)
-    sizes = [file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors")]
+    weights = [file for file in info.siblings or [] if file.rfilename.endswith(".safetensors")]
+    sizes = [file.size or 0 for file in weights if not file.rfilename.startswith(SECOND_COPY)]
     gated = bool(info.gated)
     return Hub(
         found=True,

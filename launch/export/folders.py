@@ -125,7 +125,7 @@ class CardFacts:
     info: RunInfo
     """When and with which packages it was created."""
     step: int
-    """Updates that the policy has had."""
+    """Version of the policy."""
     adapter_sha256: str
     """Of the exported adapter."""
     base_digest: str

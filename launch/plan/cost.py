@@ -17,10 +17,11 @@ from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import MIB, VALUE_BYTES, Dtype, HostMemory, Items, Work, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fewer_rows, fits, remedies
-from launch.plan.shape import Lengths, ModelShape, adapter_bytes, local_folder, shape_of
+from launch.plan.shape import Lengths, ModelShape, Passes, adapter_bytes, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
 from shared.config.processes import Parallel, sent_dtype
+from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures
@@ -96,6 +97,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         actor=config.actor,
         rollout=rollout,
         batch=config.batch,
+        passes=passes_of(config.loss, config.teacher, min(config.batch.updates, config.most_prompts)),
         evaluation=config.eval,
         rank=config.lora.largest_rank,
         groups=config.most_prompts,
@@ -113,6 +115,18 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         divides_moments=compute.divides_moments,
         in_turns=config.environment.in_turns,
         packs=packs,
+    )
+
+
+def passes_of(loss: LossConfig, teacher: TeacherConfig, minibatches: int) -> Passes:
+    """As learner/update/update.py makes them: before several updates once for pi_old, in each pass for the KL's
+    reference; and once for a teacher that is the base as another policy (teacher.py)."""
+    updates = loss.passes * minibatches
+    references = loss.passes if loss.kl_beta > 0.0 else 0
+    return Passes(
+        gradient=loss.passes,
+        forward=(updates > 1) + references + bool(teacher.prompt or teacher.adapter),
+        updates=updates,
     )
 
 

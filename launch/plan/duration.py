@@ -2,15 +2,17 @@
 
     rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls) x orders
               / actors that compute at once; nothing in a warm start
-    update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
-              / ranks, as if there were cores for all
+    update    micro-batches x (passes with gradient x weights x (product forward, once more if recomputed, gradient
+              backward) + passes without it x weights x product forward, each with head and elements)
+              / ranks, as if there were cores for all, + updates x optimizer
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
 an update costs its arithmetic. Work besides the products is measured layer by layer and counted by bytes.
 `benchmarks/predicted.py` compares predictions with runs.
 Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
-Left out: how many groups teach nothing and cost no update, replacements, and time that a user's reward takes.
+Left out: how many groups teach nothing and cost no update, replacements, the pass of [constraint] over the completions
+that it penalises, the longer prompts of a teacher, and time that a user's reward takes.
 """
 
 from dataclasses import dataclass
@@ -120,8 +122,8 @@ def token_step_s(
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
-    """All micro-batches of a step, and the optimizer."""
-    lengths, group = work.lengths, work.rollout.group
+    """All passes over a step, and the optimizer."""
+    lengths, group, passes = work.lengths, work.rollout.group, work.passes
     tokens = work.groups * (lengths.prompt + group * lengths.completion)
     largest = min(tokens, micro_batch_tokens(work))
     batches = tokens / largest
@@ -129,15 +131,16 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     used = used_tokens(work, largest)
     # Through modules, prompts and completions go one after the other.
     runs = (largest,) if shape.own_layers else (used, largest - used)
-    forward = shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
-    backward = forward * rates.gradient / rates.product[-1]
-    again = 2 if work.recomputes else 1
+    products = THIN_PRODUCTS * shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
     elements = ELEMENT_PASSES * largest * shape.outputs * work.value_bytes * speed.element
-    calls = shape.layers * rates.layer_update
-    beside = (elements + calls) * (1 + again) / 2
+    # As much forward as backward.
+    beside = (elements + shape.layers * rates.layer_update) / 2
+    forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * rates.head * used
+    with_gradient = (2 if work.recomputes else 1) * forward + backward + head
+    computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.rank, shape) * speed.element
-    return batches / work.ranks * (THIN_PRODUCTS * (again * forward + backward) + beside + head) + optimizer
+    return batches / work.ranks * computed + passes.updates * optimizer
 
 
 def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -145,14 +148,14 @@ def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     evaluation, usual = work.evaluation, work.lengths
     if not evaluation.problems:
         return 0.0
-    at_once = min(evaluation.problems, work.rollout.prompts * work.rollout.group)
-    orders = (1 + evaluation.samples) * evaluation.problems / at_once
-    orders = max(1.0, orders / max(1, work.at_once))
     seconds = 0.0
     for cap in filter(None, (evaluation.max_new_tokens or usual.longest, evaluation.long_cap)):
         mean = max(1, round(usual.completion * cap / usual.longest))
         lengths = Lengths(prompt=usual.prompt, completion=mean, longest=cap)
-        seconds += orders * decode_s(shape, work, speed, groups=at_once, rows=at_once, lengths=lengths)
+        for count, samples in evaluation.largest_orders(work.rollout.prompts * work.rollout.group):
+            orders = max(1.0, evaluation.problems / count / max(1, work.at_once))
+            rows = count * samples
+            seconds += orders * decode_s(shape, work, speed, groups=count, rows=rows, lengths=lengths)
     return seconds
 
 

@@ -5,7 +5,7 @@
 
     shared   libraries, tokenizer, and the base as a mapped file, which learner and actors have in common: counted once
     rollout  keys and values of an order, the sampler's rows over the vocabulary, in bf16 a packed copy of the weights
-             or files with codes, which actors share; an evaluation has a prompt for each row and may have a larger cap
+             or files with codes, which actors share; an evaluation may have a prompt for each row and a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes, layer_outputs, token_bytes
+from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, Passes, adapter_bytes, layer_outputs, token_bytes
 from shared.config.model import ModelConfig
 from shared.config.processes import (
     CODED_ROWS,
@@ -90,6 +90,7 @@ class Work:
     """What is sampled."""
     batch: BatchConfig
     """How the learner cuts its batch."""
+    passes: Passes
     evaluation: EvalConfig
     """What is evaluated."""
     rank: int
@@ -307,9 +308,8 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     prompts = at_once if work.in_turns else min(prompts, at_once)
     fed = cap // 2 if work.in_turns else prompt
     piece = max(fed, min(prompts * fed, PIECE_TOKENS))
-    packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
     return {
-        **packed,
+        **({"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}),
         **mapped_items(shape, work),
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **({"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}),
@@ -348,17 +348,17 @@ def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
 
 
 def evaluation_items(shape: ModelShape, work: Work) -> Items:
-    """Empty if there is none. An order has about as many completions as a step (learner/evaluation/evaluate.py)."""
+    """Of the larger of its two orders; empty if there is none."""
     evaluation = work.evaluation
     if not evaluation.problems or work.actor.is_elsewhere:
         return {}
-    rows = min(work.rollout.prompts * work.rollout.group, evaluation.problems)
-    return decode_items(shape, work, rows, rows, evaluation.longest_completion(work.rollout.max_new_tokens))
+    cap = evaluation.longest_completion(work.rollout.max_new_tokens)
+    orders = evaluation.largest_orders(work.rollout.prompts * work.rollout.group)
+    return max((decode_items(shape, work, count, count * samples, cap) for count, samples in orders), key=size_of)
 
 
 def update_items(shape: ModelShape, work: Work) -> Items:
-    tokens = micro_batch_tokens(work)
-    layer = layer_activations(shape, work)
+    tokens, layer = micro_batch_tokens(work), layer_activations(shape, work)
     kept = shape.hidden * work.value_bytes if work.recomputes else layer
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
     return {

@@ -163,7 +163,7 @@ def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
         yield [set_key("model", "dequantize", "each_call")]
     if work.samples:
         yield (set_key("rollout", "groups_per_order", value) for value in halves(work.order_groups, 1))
-    yield (fewer_prompts(value) for value in halves(work.rollout.prompts, 1))
+    yield fewer_groups(work)
     yield (shorter_completions(value) for value in halves(work.rollout.max_new_tokens, 16))
 
 
@@ -215,6 +215,18 @@ def fewer_ranks(value: int) -> Change[Work]:
     )
 
 
+def fewer_groups(work: Work) -> Iterator[Change[Work]]:
+    """Of a step. Where their number grows, its limit is lowered, which is never less than the number at first."""
+    if work.groups > work.rollout.prompts:
+        yield from map(less_growth, halves(work.groups, work.rollout.prompts))
+    else:
+        yield from map(fewer_prompts, halves(work.rollout.prompts, 1))
+
+
 def fewer_prompts(value: int) -> Change[Work]:
     change = set_key("rollout", "prompts", value)
-    return replace(change, apply=lambda work: replace(change.apply(work), groups=min(work.groups, value)))
+    return replace(change, apply=lambda work: replace(change.apply(work), groups=value))
+
+
+def less_growth(limit: int) -> Change[Work]:
+    return Change(key="growth.max_prompts", value=str(limit), apply=lambda work: replace(work, groups=limit))

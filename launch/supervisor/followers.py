@@ -6,7 +6,7 @@
     run has ended      asked to finish (SIGTERM, or --ended if it has to be started again), killed after a grace period
                        -> a note. One that is awaited, the evaluator, has as much time as it needs
 
-What a follower has not done is left for the next `resume`.
+What a follower has not done is left for the next `resume`, also of a run that is done.
 """
 
 import time
@@ -80,6 +80,15 @@ class Followers:
         self.run_has_ended = True
         for child in self.children.values():
             child.ask_to_stop()
+        self.wait(tick)
+
+    def start_after_end(self, tick: Callable[[], None]) -> None:
+        """Of a run that had ended before: start them for what they had not done, and give them time for it."""
+        self.run_has_ended = True
+        self.start()
+        self.wait(tick)
+
+    def wait(self, tick: Callable[[], None]) -> None:
         if any(child.process.awaited for child in self.children.values()):
             self.note("waiting for the last evaluations")
         deadline = time.monotonic() + self.limits.followers_s

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.commands.chat import Conversation, open_conversations
+from launch.commands.chat import Conversation, open_conversations, start_replies
 from launch.commands.generate import open_policy
 from protocol.messages import Sampling
 from shared.errors import UserError
@@ -56,9 +56,9 @@ def chat(conversations: Sequence[Conversation], lines: Iterable[str], sampling: 
 
 
 def answer(conversations: Sequence[Conversation], question: str, sampling: Sampling) -> None:
-    growing = {each.name: each.reply(question, sampling, SEED) for each in conversations}
-    replies, shown = dict.fromkeys(growing, ""), time.monotonic()
     try:
+        growing = start_replies(conversations, question, sampling, SEED)
+        replies, shown = dict.fromkeys(growing, ""), time.monotonic()
         while growing:
             for name, texts in list(growing.items()):
                 text = next(texts, None)
@@ -73,9 +73,6 @@ def answer(conversations: Sequence[Conversation], question: str, sampling: Sampl
                     tell(name=name, text=replies[name])
     except UserError as error:
         tell(problem=str(error))
-    finally:
-        for texts in growing.values():
-            texts.close()
 
 
 def tell(**row: Any) -> None:

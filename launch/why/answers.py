@@ -8,7 +8,8 @@ with where it comes from.
 import math
 from collections.abc import Iterator, Sequence
 
-from launch.why.view import REWARD, SURE_Z, RunView, mean_of
+from launch.display.watch import mean
+from launch.why.view import REWARD, SURE_Z, RunView
 from shared.run.evaluation import Evaluation, right
 from shared.run.summary import RunVerdict
 from shared.statistics import paired
@@ -201,7 +202,7 @@ def does_not_move(view: RunView) -> Iterator[RunVerdict]:
             sure=0.7,
             harm=0.8,
         )
-    elif len(view.rows) >= MANY_STEPS and not view.rises and mean_of(view.rows, "outcome/correct") < NEARLY_ALL:
+    elif len(view.rows) >= MANY_STEPS and not view.rises and mean(view.rows, "outcome/correct") < NEARLY_ALL:
         yield RunVerdict(
             name="the reward does not move",
             fault=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from launch.display.console import make_console
-from launch.display.watch import goal
+from launch.display.watch import goal, number
 from launch.why import answers, updates
 from launch.why.answers import NEARLY_ALL
 from launch.why.view import REWARD, RunView, view_of
@@ -58,7 +58,8 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
     """What a run does that no rule objects to."""
     steps, key = len(view.rows), goal(view.rows)
     solved = key == REWARD and view.now(key) >= NEARLY_ALL
-    change = f"{view.was(key):.2f} at first, {view.now(key):.2f} now, {view.z(key):+.1f} standard errors"
+    was, now = (number(amount, ".2f") for amount in (view.was(key), view.now(key)))
+    change = f"{was} at first, {now} now, {view.z(key):+.1f} standard errors"
     reward = f"{key.removesuffix('/mean')} {change}"
     if view.status == "failed":
         yield RunVerdict(
@@ -78,9 +79,8 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
     elif solved:
         yield fine("steady", reward, "It solves these tasks; harder ones would teach more")
     else:
-        yield fine(
-            "too early to say", f"{reward} in {steps} steps, no fault found", "Train further with `resume --steps`"
-        )
+        longer = "Train further with `resume --steps`" if view.config.can_be_extended else "Begin a run of more steps"
+        yield fine("too early to say", f"{reward} in {steps} steps, no fault found", longer)
 
 
 def fine(name: str, evidence: str, remedy: str) -> RunVerdict:

@@ -7,8 +7,9 @@ As in answers.py, a rule is a pure function of a RunView, and its threshold is a
 import math
 from collections.abc import Iterator
 
+from launch.display.watch import known
 from launch.why.answers import NEARLY_ALL, percent
-from launch.why.view import REWARD, RunView, known, ratio
+from launch.why.view import REWARD, RunView, ratio
 from shared.embedded import EMBEDDED
 from shared.run.summary import RunVerdict
 

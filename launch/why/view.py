@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from launch.display.watch import goal, value
+from launch.display.watch import goal, known, mean, value
 from shared.config.tree import Config
 from shared.run.evaluation import Evaluation
 from shared.run.metrics import Row
@@ -64,11 +64,11 @@ class RunView:
 
     def was(self, key: str) -> float:
         """Mean of the first window; NaN if it was not measured there."""
-        return mean_of(self.early, key)
+        return mean(self.early, key)
 
     def now(self, key: str) -> float:
         """Mean of the last window."""
-        return mean_of(self.late, key)
+        return mean(self.late, key)
 
     @property
     def idle(self) -> float:
@@ -100,15 +100,6 @@ class RunView:
     @property
     def falls(self) -> bool:
         return self.gain <= -SURE_Z
-
-
-def known(rows: Sequence[Row], key: str) -> list[float]:
-    return [found for row in rows if not math.isnan(found := value(row, key))]
-
-
-def mean_of(rows: Sequence[Row], key: str) -> float:
-    found = known(rows, key)
-    return statistics.fmean(found) if found else math.nan
 
 
 def ratio(part: float, whole: float) -> float:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shared.config.types import NonNegative, PositiveFloat, Section
+from shared.errors import ConfigError
 
 
 class EnvironmentConfig(Section, frozen=True, kw_only=True):
@@ -52,3 +53,12 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
 
 
 NO_ENVIRONMENT = EnvironmentConfig()
+
+
+def check_semantic_entropy(environment: EnvironmentConfig) -> None:
+    """Refuse one where semantic entropy is to be measured or used."""
+    if environment.is_used:
+        raise ConfigError(
+            "semantic entropy is measured on replies to the question alone, but [environment] is set and answers the"
+            " model between its turns; remove it, or set curriculum.kind to 'shuffled', 'pass_rate' or 'levels'."
+        )

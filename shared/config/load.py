@@ -15,7 +15,7 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
-from shared.config.environment import EnvironmentConfig
+from shared.config.environment import EnvironmentConfig, check_semantic_entropy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import (
@@ -166,9 +166,11 @@ def check_together(config: Config) -> None:
             " with `get_reward`."
         )
     if config.is_warm_start and config.environment.is_used:
-        raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
+        raise ConfigError("A warm start has written answers and no environment; give it a file without [environment].")
     if config.environment.is_agent:
         check_agent(config.environment, config.tasks, config.curriculum, config.teacher)
+    if config.curriculum.kind == "sent":
+        check_semantic_entropy(config.environment)
     check_objective(config.loss, config.reward)
     check_advantage(config.advantage, config.reward, config.verifier)
     check_teacher(config.loss, config.teacher, config.rollout.temperature)

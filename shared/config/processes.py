@@ -140,7 +140,7 @@ class JournalConfig(Section, frozen=True, kw_only=True):
     """Which of the actors' groups are kept after the learner has used them."""
 
     keep: Literal["all", "checkpoints"] = "all"
-    """`all`: `replay` can start at step 0; about 12 bytes per sampled token (42 kB per step with the embedded preset).
+    """`all`: `replay` can start at step 0; about 13 bytes per sampled token (42 kB per step with the embedded preset).
     `checkpoints`: only what the newest `checkpoint.keep` checkpoints need; `replay` starts at the oldest of them."""
 
 
@@ -167,6 +167,11 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     def longest_completion(self, training_cap: int) -> int:
         """The largest cap of all passes; 0 without an evaluation."""
         return max(self.max_new_tokens or training_cap, self.long_cap) if self.problems else 0
+
+    def largest_orders(self, rows: int) -> list[tuple[int, int]]:
+        """Groups, and completions of each: of the greedy order and of the sampled one, if a message takes so many
+        (learner/evaluation/evaluate.py). rows: completions of a step of training."""
+        return [(min(max(1, rows // samples), self.problems), samples) for samples in (1, self.samples)]
 
     def is_due(self, done: int) -> bool:
         return bool(self.problems and self.every) and done % self.every == 0

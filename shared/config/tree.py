@@ -48,7 +48,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     """Length and seed of the run."""
 
     steps: Positive = 40
-    """Optimizer steps of the whole run."""
+    """Steps of the whole run, each with `batch.updates` x `loss.passes` updates."""
     seed: NonNegative = 0
     """Seed of all randomness: adapter, order of tasks, sampling."""
 
@@ -65,8 +65,9 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
     """Softmax temperature of training samples, at most 100. Actor and learner both apply it."""
     groups_per_order: NonNegative = 0
-    """Number of groups in one order, which are decoded together. 0 puts the whole step into one order. Its completions
-    must fit into one message (64 MiB) when all are as long as possible. The sampled tokens depend on it."""
+    """Number of groups in one order, which are decoded together. 0 puts the whole step into one order, or
+    into several if the columns of its tasks are larger than a message takes (8 MiB). Its completions must fit into one
+    message (64 MiB) when all are as long as possible. The sampled tokens depend on it."""
     replacement_rounds: NonNegative = 0
     """How many times in a step groups that teach nothing are replaced by more orders (dynamic sampling). Those that are
     not replaced count in the divisor of the loss and in the KL, with an advantage of 0."""
@@ -121,8 +122,9 @@ class Config(Section, frozen=True, kw_only=True):
     @property
     def can_be_extended(self) -> bool:
         """Whether steps after the planned end are those of a run that was planned longer. With a lag they had to be
-        ordered before that end, and stages that share all steps would have been longer."""
-        return not self.pipeline.max_lag and not self.curriculum.shares_steps
+        ordered before that end; stages that share all steps, and rates that fall until the last one, would have been
+        others."""
+        return not self.pipeline.max_lag and not self.curriculum.shares_steps and self.optimizer.schedule == "constant"
 
     @property
     def is_warm_start(self) -> bool:

@@ -187,6 +187,9 @@ def test_orders_are_those_of_a_step_and_of_an_evaluation() -> None:
         100,
         24,
     )
+    few = work_of(rollout=rollout, actor={"max_sequences": 200}, eval={"problems": 30, "samples": 32, "long_cap": 300})
+    drawn = largest_orders(few, QWEN_15B)[0]
+    assert (drawn.groups, drawn.samples, drawn.width) == (4, 32, 128), "more than one greedy completion of each"
     only = largest_orders(work_of(rollout=rollout, eval={"problems": 0}), QWEN_15B)
     assert [order.name for order in only] == ["rollout"] and only[0].width == 32
 

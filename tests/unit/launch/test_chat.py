@@ -1,4 +1,5 @@
-"""Chat: streamed tokens are those of the engine, each policy remembers its own replies, and what the screen shows."""
+"""Chat: streamed tokens are those of the engine, each policy remembers its own replies, and what the screen shows. Also
+the prompts of a file."""
 
 import io
 import json
@@ -14,7 +15,16 @@ from rich.console import Console
 
 from actor.engines.hf_engine import HFEngine, stream
 from launch.__main__ import main
-from launch.commands.chat import PARTIAL_CHARACTER, Conversation, converse, print_in_turn, show_in_columns
+from launch.commands.chat import (
+    PARTIAL_CHARACTER,
+    Conversation,
+    Replies,
+    ask,
+    converse,
+    print_in_turn,
+    show_in_columns,
+)
+from launch.commands.generate import read_prompts
 from launch.ui import chat_process
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
@@ -116,6 +126,36 @@ def test_a_conversation_that_does_not_fit_is_refused_and_stays_as_it_was(loaded:
     assert len(conversation.messages) == 1
 
 
+def test_each_policy_has_the_question_though_ctrl_c_came_in_the_first_reply(
+    loaded: tuple[Policy, Prompter], capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversations = two_conversations(*loaded)
+    heard: list[str] = []
+
+    def interrupted(replies: Replies) -> None:
+        heard.append(next(replies["base"]))
+        raise KeyboardInterrupt
+
+    ask(conversations, "3 + 4?", GREEDY, 0, interrupted)
+    assert capsys.readouterr().out == "\n(cut short)\n"
+    asked = {"role": "user", "content": "3 + 4?"}
+    assert [each.messages[1:] for each in conversations] == [
+        [asked, {"role": "assistant", "content": heard[0]}],
+        [asked, {"role": "assistant", "content": ""}],
+    ]
+
+
+def test_a_question_that_does_not_fit_one_policy_is_put_to_none(
+    loaded: tuple[Policy, Prompter], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, trained = two_conversations(*loaded)
+    trained.messages.append({"role": "assistant", "content": "x" * 300})
+    ask([base, trained], "3 + 4?", GREEDY, 0, print_in_turn)
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("error: This conversation needs")
+    assert (len(base.messages), len(trained.messages)) == (1, 2)
+
+
 # --- the page
 
 
@@ -195,7 +235,7 @@ def test_converse_knows_its_commands(loaded: tuple[Policy, Prompter], capsys: py
     converse(conversations, ["3 + 4?\n", "\n", "x" * 300, "/new\n", "3 + 4?\n", "/quit\n", "never\n"], GREEDY, 0)
     told = capsys.readouterr()
     replies = told.out.split("base: ")[1:]
-    assert len(replies) == 3 and replies[0] == replies[2] and "step 5: " in replies[0]
+    assert len(replies) == 2 and replies[0] == replies[1] and "step 5: " in replies[0]
     assert told.err.startswith("error: This conversation needs")
     assert [len(conversation.messages) for conversation in conversations] == [3, 3]
 
@@ -226,3 +266,30 @@ def test_chat_from_a_pipe(
     assert main(["generate", str(run.path), "--chat", "--base"]) == 0
     alone = capsys.readouterr()
     assert alone.err.startswith("base; ") and told.out.startswith(f"base: {alone.out}")
+
+
+# --- a file of prompts
+
+
+def test_a_prompt_is_a_line_whatever_characters_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    prompts = ["How\u2028many?", "Two\u0085words", "a\x0cb", "3 + 4?"]
+    file.write_bytes(("\ufeff" + "\r\n\r\n".join(prompts) + "\n").encode())
+    assert read_prompts(file) == prompts
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("3 + 4?\nWie gro\u00df?\n".encode("latin-1"), "which is not UTF-8 in line 2; save it as UTF-8."),
+        ("3 + 4?\n".encode("utf-16"), "which is not UTF-8 in line 1; save it as UTF-8."),
+        (b"", "which has no prompts; give a text file with one prompt a line."),
+        (b"\xef\xbb\xbf \r\n\n", "which has no prompts; give a text file with one prompt a line."),
+    ],
+)
+def test_a_file_that_has_no_prompts_to_read_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_prompts(file)
+    assert str(caught.value) == f"--in got {file}, {words}"

@@ -22,23 +22,8 @@ from tests.support.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = (
-    "run",
-    "resume",
-    "replay",
-    "eval",
-    "compare",
-    "export",
-    "key",
-    "invite",
-    "generate",
-    "doctor",
-    "data",
-    "verify",
-    "curriculum",
-    "show",
-    "report",
-    "watch",
-    "ui",
+    *("run", "resume", "replay", "eval", "compare", "export", "key", "invite", "generate", "doctor", "data", "verify"),
+    *("curriculum", "show", "report", "watch", "ui"),
 )
 WITH_MODULES = """
 import sys
@@ -328,6 +313,21 @@ def test_resume_never_takes_steps_back(tmp_path: Path, capsys: pytest.CaptureFix
     assert run.config.read_bytes() == before
 
 
+def test_what_a_run_that_was_killed_has_done_is_in_its_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(tmp_path / "run")
+    write_run(run, status="running", rewards=[], evaluated=())
+    CheckpointStore(run.checkpoints, 3).save(Checkpoint(step=30, files={}))
+    before = run.config.read_bytes()
+    capsys.readouterr()
+    for steps in ("20", "30"):
+        assert "has done 30 already; give a larger number" in refused(
+            ["resume", str(run.path), "--steps", steps], capsys
+        )
+    assert run.config.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [
@@ -353,6 +353,18 @@ def test_a_lag_may_go_on_where_the_end_was_not_near() -> None:
     refuse_other_lag(Path("run"), steps=39, planned=40, done=38, max_lag=9)
     with pytest.raises(ConfigError, match="has done 39 of 40 steps"):
         refuse_other_lag(Path("run"), steps=80, planned=40, done=39, max_lag=2)
+
+
+def test_a_run_that_was_only_prepared_may_have_other_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    keys = ["optimizer.schedule=cosine", "pipeline.max_lag=2", "curriculum.kind=levels"]
+    assert main(["run", "--prepare", "--out", str(out), *(word for key in keys for word in ("--set", key))]) == 0
+    capsys.readouterr()
+    resume = ["resume", str(out), "--steps", "80", "--actors", "9999"]
+    # The steps are looked at first.
+    assert "--actors got 9999" in refused(resume, capsys)
+    (RunDir(out).journal / "000001.log").touch()
+    assert "followed a 'cosine' schedule of 40 steps" in refused(resume, capsys)
 
 
 def test_resume_of_a_run_in_use_is_refused_before_anything_changes(

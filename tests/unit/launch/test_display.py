@@ -72,6 +72,13 @@ def test_a_sparkline_can_do_without_unicode() -> None:
     assert sparkline([0.0, 1.0], steps=2, width=2, ascii_only=True)[0].isascii()
 
 
+def test_a_step_that_was_not_measured_is_a_gap_and_changes_no_scale_and_no_mean() -> None:
+    unknown = float("nan")
+    assert sparkline([unknown, 2.0, unknown, 4.0], steps=4, width=4)[0] == " " + BLOCKS[1] + " " + BLOCKS[8]
+    assert sparkline([unknown, 1.0] * 50, steps=100, width=10)[0] == BLOCKS[8] * 10
+    assert sparkline([unknown] * 2, steps=2, width=2, height=2) == ["  ", "  "]
+
+
 # --- what is known
 
 
@@ -220,6 +227,23 @@ def test_missing_figures_become_dashes() -> None:
     text = drawn(view([{"step": 1, "reward/mean": 0.5, "kl": None}]))
     assert "entropy -" in text
     assert "mismatch p99 -" in text
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ((4.0, None, 2.0), "loss 2.00   last five 3.00   first five 3.00"),
+        ((None, 4.0, 2.0), "loss 2.00   last five 3.00   first five 3.00"),
+        ((4.0, 2.0, None), "loss -   last five 3.00   first five 3.00"),
+        ((None, None, None), "loss -   last five -   first five -"),
+    ],
+)
+def test_a_step_of_a_warm_start_that_was_skipped_is_a_gap(losses: tuple[float | None, ...], words: str) -> None:
+    rows = [metrics_row(step, 0.0, **{"reward/mean": None, "loss": loss}) for step, loss in enumerate(losses, start=1)]
+    lines = drawn(view(rows)).splitlines()
+    assert any(words in line for line in lines)
+    top, bottom = ("4.0  ", "2.0  ") if any(losses) else ("1.0  ", "0.0  ")
+    assert any(top in line for line in lines) and any(bottom in line for line in lines)
 
 
 def test_the_live_screen_follows_the_file_and_keeps_warnings_above(tmp_path: Path) -> None:

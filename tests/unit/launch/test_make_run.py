@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import main
 from launch.commands.run import make_run
 from protocol.access.keys import load_learner_keys
 from shared.config.tree import Config
@@ -61,3 +62,9 @@ def refused(folder: Path, name: str, nth: int, refusal: int) -> str:
         return str(error)
     assert is_whole(folder / "run")
     return ""
+
+
+def test_no_run_is_made_of_what_its_processes_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", "calculator", "--prepare", "--out", str(tmp_path / "warm")]) == 2
+    assert "written answers and no environment; give it a file without [environment]" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -8,9 +8,24 @@ from pathlib import Path
 import pytest
 
 from launch.commands.run import speeds_of
-from launch.plan.machine import BUSY_AGE_S, ENOUGH_S, SLOW_S, TRIED_ROWS, Speed, best_time, gradient_time, machine_speed
+from launch.plan.cost import make_plan, table
+from launch.plan.machine import (
+    BUSY_AGE_S,
+    DTYPES,
+    ENOUGH_S,
+    ROWS,
+    SLOW_S,
+    TRIED_ROWS,
+    NotMeasured,
+    Speed,
+    best_time,
+    gradient_time,
+    machine_speed,
+    measure_elsewhere,
+)
 from shared.config.processes import ComputeConfig
-from tests.unit.launch.test_plan import SPEED
+from tests.support.machines import HALF
+from tests.unit.launch.test_plan import SPEED, dry_run, work
 
 
 def test_slow_calls_are_made_twice_and_quick_ones_until_the_time_is_up() -> None:
@@ -128,3 +143,37 @@ def test_processes_with_the_same_threads_are_measured_once_even_without_a_cache(
     compute = ComputeConfig(actor_threads=threads[0], learner_threads=threads[1])
     assert speeds_of(compute, tmp_path / "file" / "cache", measure=measuring) == (SPEED, SPEED)
     assert measuring.asked == asked
+
+
+def test_a_machine_that_starts_no_process_has_a_plan_without_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No process starts with a variable of this length.
+    monkeypatch.setenv("TOO_LONG", "x" * 2**20)
+    with pytest.raises(NotMeasured, match="cannot be started"):
+        measure_elsewhere(1, "fast")
+    text = dry_run(capsys, "--set", f"model.cache_dir={tmp_path}")
+    assert "predicted memory: " in text and "predicted time: unknown, the measurement cannot be started" in text
+
+
+def test_a_machine_that_cannot_be_measured_has_no_time() -> None:
+    def fail() -> tuple[Speed, Speed]:
+        raise NotMeasured("it has no torch")
+
+    found = make_plan(HALF, work(), None, steps=10, speeds=fail)
+    assert found.time is None and found.fits
+    assert "predicted time: unknown, it has no torch" in table(found)
+
+
+def test_this_machine_is_measured_within_seconds() -> None:
+    speed = measure_elsewhere(1, "fast")
+    assert set(speed.rates) == set(DTYPES)
+    for rates in speed.rates.values():
+        assert rates.product[-1] > rates.product[0] > 0, "512 rows take longer than one"
+
+
+def test_products_between_two_measurements_are_on_a_line() -> None:
+    assert ROWS == (1, 8, 32, 128, 512)
+    for rows, expected in ((1, 1e-9), (20, 1e-9), (80, 1.5e-9), (128, 2e-9), (320, 5e-9), (512, 8e-9), (1024, 16e-9)):
+        assert SPEED.product_s("bf16", rows) == pytest.approx(expected)
+    assert SPEED.product_s("fp32", 0.5) == pytest.approx(1e-9)

@@ -11,9 +11,9 @@ import pytest
 
 from launch.__main__ import main
 from launch.commands.resume import config_to_resume
-from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
-from launch.plan.duration import decode_s, step_time
-from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, measure_elsewhere
+from launch.plan.cost import Plan, make_plan, plan_as_json, work_of
+from launch.plan.duration import decode_s, evaluation_s, step_time
+from launch.plan.machine import DTYPES, Rates, Speed
 from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
@@ -28,8 +28,8 @@ from launch.plan.memory import (
     size_of,
     used_tokens,
 )
-from launch.plan.remedies import fits, refuse_if_too_large
-from launch.plan.shape import Lengths, ModelShape, shape_of
+from launch.plan.remedies import Remedy, changes, fits, refuse_if_too_large
+from launch.plan.shape import Lengths, ModelShape, Passes, shape_of
 from shared.config.load import config_from_json, resolve
 from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES, PIECE_TOKENS
@@ -135,6 +135,13 @@ def test_an_evaluation_has_a_prompt_for_each_row() -> None:
     assert beside.lasting - without.lasting == size_of(beside.evaluator)
 
 
+@pytest.mark.parametrize(("samples", "rows"), [(4, 8), (16, 16)])
+def test_an_evaluation_with_many_draws_has_a_few_prompts_and_many_rows(samples: int, rows: int) -> None:
+    found = host_memory(HALF, work(eval={"problems": 3, "samples": samples, "long_cap": 512})).evaluation
+    assert found["keys and values"] == 2 * 24 * 128 * 4 * (rows // samples * 64 + rows * 512)
+    assert found["sampler"] == rows * 151_936 * LOGIT_BYTES
+
+
 def test_what_is_kept_of_conversations_is_an_item() -> None:
     found = host_memory(HALF, work(environment={"tools": ["tools.py:search"]})).rollout
     token = 2 * 24 * 128 * 4
@@ -181,11 +188,19 @@ def test_a_run_that_does_not_fit_is_refused_with_changes_that_make_it_fit(share:
     assert all(str(change) in str(refusal.value) for remedy in found.remedies for change in remedy.changes)
 
 
-def test_what_a_remedy_says_can_be_typed() -> None:
+@pytest.mark.parametrize("most_prompts", [0, 64])
+def test_what_a_remedy_says_can_be_typed(most_prompts: int) -> None:
     """Its words are overrides that `run` takes, and the run that they make is the one that was planned."""
-    sections = {"rollout": {"prompts": 16, "group": 8, "max_new_tokens": 64, "groups_per_order": 0}}
+    sections: dict[str, dict[str, object]] = {
+        "rollout": {"prompts": 16, "group": 8, "max_new_tokens": 64, "groups_per_order": 0},
+        "growth": {"max_prompts": most_prompts},
+    }
     one = work(LENGTHS, **sections)
-    for remedy in plan(QWEN_15B, one, 7 * GIB).remedies:
+    remedies = plan(QWEN_15B, one, 7 * GIB).remedies
+    fewer = [change for ladder in changes(one) for change in ladder if "prompts" in change.key]
+    assert {change.key for change in fewer} == {"growth.max_prompts" if most_prompts else "rollout.prompts"}
+    single = [Remedy(changes=(each,), total=host_memory(QWEN_15B, each.apply(one)).total) for each in fewer]
+    for remedy in [*remedies, *single]:
         typed: dict[str, dict[str, object]] = {name: dict(keys) for name, keys in sections.items()}
         for change in remedy.changes:
             section, key = change.key.split(".")
@@ -292,13 +307,6 @@ def test_the_hubs_cache_is_where_its_library_looks(tmp_path: Path) -> None:
 # --- time
 
 
-def test_products_between_two_measurements_are_on_a_line() -> None:
-    assert ROWS == (1, 8, 32, 128, 512)
-    for rows, expected in ((1, 1e-9), (20, 1e-9), (80, 1.5e-9), (128, 2e-9), (320, 5e-9), (512, 8e-9), (1024, 16e-9)):
-        assert SPEED.product_s("bf16", rows) == pytest.approx(expected)
-    assert SPEED.product_s("fp32", 0.5) == pytest.approx(1e-9)
-
-
 def test_decoding_costs_what_reading_the_weights_costs() -> None:
     one = work()
     found = decode_s(HALF, one, SPEED, groups=1, rows=8, lengths=LENGTHS)
@@ -319,34 +327,32 @@ def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:
     assert recomputed.update > 1.3 * found.update, "a product more"
 
 
-# --- the machine
+def test_an_evaluation_decodes_greedy_orders_and_sampled_ones() -> None:
+    one = work(eval={"problems": 30, "samples": 32}, rollout={"prompts": 16})
+    greedy = decode_s(HALF, one, SPEED, groups=30, rows=30, lengths=LENGTHS)
+    sampled = decode_s(HALF, one, SPEED, groups=4, rows=4 * 32, lengths=LENGTHS)
+    assert evaluation_s(HALF, one, SPEED) == pytest.approx(greedy + 30 / 4 * sampled)
 
 
-def test_a_machine_that_starts_no_process_has_a_plan_without_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("sections", "gradient", "forward", "updates"),
+    [
+        ({}, 1, 0, 1),
+        ({"loss": {"passes": 4}}, 4, 1, 4),
+        ({"loss": {"passes": 2, "kl_beta": 0.1}}, 2, 3, 2),
+        ({"batch": {"updates": 2}, "rollout": {"prompts": 4}}, 1, 1, 2),
+        ({"batch": {"updates": 2}}, 1, 0, 1),
+        ({"loss": {"kind": "opd"}, "teacher": {"adapter": "folder"}}, 1, 1, 1),
+        ({"loss": {"kind": "opd"}, "teacher": {"url": "http://box/v1"}}, 1, 0, 1),
+    ],
+)
+def test_every_pass_over_the_batch_takes_its_time(
+    sections: dict[str, dict[str, object]], gradient: int, forward: int, updates: int
 ) -> None:
-    # No process starts with a variable of this length.
-    monkeypatch.setenv("TOO_LONG", "x" * 2**20)
-    with pytest.raises(NotMeasured, match="cannot be started"):
-        measure_elsewhere(1, "fast")
-    text = dry_run(capsys, "--set", f"model.cache_dir={tmp_path}")
-    assert "predicted memory: " in text and "predicted time: unknown, the measurement cannot be started" in text
-
-
-def test_a_machine_that_cannot_be_measured_has_no_time() -> None:
-    def fail() -> tuple[Speed, Speed]:
-        raise NotMeasured("it has no torch")
-
-    found = make_plan(HALF, work(), None, steps=10, speeds=fail)
-    assert found.time is None and found.fits
-    assert "predicted time: unknown, it has no torch" in table(found)
-
-
-def test_this_machine_is_measured_within_seconds() -> None:
-    speed = measure_elsewhere(1, "fast")
-    assert set(speed.rates) == set(DTYPES)
-    for rates in speed.rates.values():
-        assert rates.product[-1] > rates.product[0] > 0, "512 rows take longer than one"
+    one, plain = work(LENGTHS, **sections), Passes(gradient=1, forward=0, updates=1)
+    assert one.passes == Passes(gradient=gradient, forward=forward, updates=updates)
+    found, once = (step_time(HALF, replace(one, passes=each), SPEED, SPEED).update for each in (one.passes, plain))
+    assert (gradient + 0.3 * forward) * once <= found <= (gradient + 0.5 * forward + 0.1 * (updates - 1)) * once
 
 
 # --- what is shown

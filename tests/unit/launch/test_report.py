@@ -19,7 +19,7 @@ from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict, read_summary, write_summary
 from shared.statistics import paired
 from tests.support.fakes import toy_evaluation
-from tests.support.run_files import SHA, write_run
+from tests.support.run_files import SHA, append_rows, metrics_row, write_run
 
 REWARDS = [0.5] * 5 + [0.7] * 30 + [0.9] * 5
 
@@ -44,6 +44,20 @@ def test_a_finished_run_shows_base_and_trained_side_by_side(tmp_path: Path) -> N
     assert "first five steps 0.50" in text
     assert "last five 0.90" in text
     assert SHA in text
+
+
+@pytest.mark.parametrize(
+    ("losses", "first", "last"), [((4.0, None, 3.0, 2.0, None), "3.00", "3.00"), ((None, None), "-", "-")]
+)
+def test_skipped_steps_of_a_warm_start_are_left_out(
+    tmp_path: Path, losses: tuple[float | None, ...], first: str, last: str
+) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=[], evaluated=())
+    rows = [metrics_row(step, 0.0, **{"reward/mean": None, "loss": loss}) for step, loss in enumerate(losses, start=1)]
+    append_rows(run.metrics, rows)
+    (line,) = (line for line in reported(run).splitlines() if line.startswith("loss: "))
+    assert line.startswith(f"loss: first five steps {first}  ") and line.endswith(f"  last five {last}")
 
 
 def test_the_gain_is_told_in_pairs_where_both_were_evaluated_on_the_same_tasks(tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ def test_rows_come_out_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    done = verify(tmp_path, "\ufeff" + "\r\n".join(map(json.dumps, ROWS[:2])) + "\r\n")
+    assert done.returncode == 0, done.stderr
+    assert [(row["id"], row["outcome"]) for row in scores(tmp_path)] == [(7, "correct"), ("b", "wrong")]
+
+
 @pytest.mark.parametrize(("kind", "answer"), [("exact", "18"), ("math", r"\\frac{36}{2}")])
 def test_the_kind_is_chosen(tmp_path: Path, kind: str, answer: str) -> None:
     done = verify(tmp_path, f'{{"id": 1, "completion": "It is 18.", "answer": "{answer}"}}', "--kind", kind)

@@ -58,7 +58,17 @@ def evaluated(run: RunDir, accuracies: dict[str, float], *, tasks: bool = True) 
         ]
         decoded = Decoded(**whole)
         found = Evaluation(
-            label=label, version=version, n=100, greedy=decoded, sampled=decoded, task_results=tuple(results) * tasks
+            label=label,
+            version=version,
+            n=100,
+            seed=0,
+            adapter_sha256="",
+            tasks_sha256="",
+            source="embedded",
+            verifier="gsm8k",
+            greedy=decoded,
+            sampled=decoded,
+            task_results=tuple(results) * tasks,
         )
         write_evaluation(run.eval, found)
     return run
@@ -75,11 +85,11 @@ def stopped_in_quarantine(path: Path) -> RunDir:
     return run
 
 
-def warm(path: Path) -> RunDir:
+def warm(path: Path, loss: Any = (2.0, 0.5)) -> RunDir:
     """A warm start has a loss and no rewards."""
     nothing = dict.fromkeys(("reward_mean", "mismatch_mean", "importance_ess"), math.nan)
     config = warm_start(load_config("embedded", here=False))
-    rows = [step_of(step, 12, nothing | {"loss": (2.0, 0.5)}) for step in range(1, 13)]
+    rows = [step_of(step, 12, nothing | {"loss": loss}) for step in range(1, 13)]
     return written(path, config, rows)
 
 
@@ -231,6 +241,11 @@ def test_a_run_without_rows_or_summary_is_too_young(run_path: Path) -> None:
     assert first(run).name == "too early to say"
     add_verdict(run)
     assert not run.summary.exists()
+
+
+def test_a_loss_that_was_not_measured_in_the_first_steps_is_a_dash(run_path: Path) -> None:
+    run = warm(run_path, loss=lambda step: math.nan if step <= 4 else 1.0)
+    assert first(run).evidence.startswith("loss - at first, 1.00 now, +0.0 standard errors")
 
 
 def test_rows_that_cannot_be_read_do_not_count(run_path: Path) -> None:

@@ -48,6 +48,13 @@ def test_a_wrong_token_does_not(page: Window, token: str) -> None:
         assert page.send("GET", "/api/runs", host | {"Cookie": cookie}).status == 403
 
 
+@pytest.mark.parametrize("other", ['prefs={"a":1}', "name=John Smith", "a,b=[1]", "x", '"', "caf\u00e9=1"])
+def test_cookies_of_other_programs_lock_nobody_out(page: Window, other: str) -> None:
+    ours = page.guest["Cookie"]
+    for cookie in (f"{other}; {ours}", f"{ours}; {other}", f"{other};{ours};{other}"):
+        assert page.get("/api/runs", Cookie=cookie).status == 200
+
+
 @pytest.mark.parametrize("path", ["/", "/api/runs", "/api/runs/first/overview", "/static/app.js", "/nothing"])
 def test_nothing_is_told_without_the_token(page: Window, path: str) -> None:
     answer = page.send("GET", path, {"Host": f"127.0.0.1:{page.port}"})

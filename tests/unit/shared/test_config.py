@@ -384,4 +384,5 @@ def test_a_run_can_be_extended_unless_its_last_steps_depend_on_its_end() -> None
     assert resolve({}).can_be_extended
     assert not resolve({"pipeline": {"max_lag": 1}}).can_be_extended
     assert not resolve({"curriculum": {"kind": "levels"}}).can_be_extended
+    assert not any(resolve({"optimizer": {"schedule": kind}}).can_be_extended for kind in ("linear", "cosine"))
     assert resolve({"curriculum": {"kind": "levels", "stage_steps": 5}}).can_be_extended

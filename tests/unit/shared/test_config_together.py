@@ -30,6 +30,7 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
             ["environment.kind=agent", "environment.function=a.py:solve", "environment.tools=['t.py:add']"],
             "environment.tools is for prompts that we write",
         ),
+        (["curriculum.kind=sent", "environment.tools=['t.py:add']"], "semantic entropy is measured on replies"),
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),

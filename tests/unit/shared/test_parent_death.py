@@ -1,4 +1,4 @@
-"""Children that end with their parent: by the kernel, by watching, and when they come too late."""
+"""Children that end with their parent, also when they come too late."""
 
 import os
 import signal
@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from shared.process.parent_death import PARENT_PID
 
@@ -23,7 +22,7 @@ print(child.pid, child.stdout.readline().strip(), flush=True)
 time.sleep(60)
 """
 
-BY_KERNEL = """
+CHILD = """
 import time
 from shared.process.parent_death import die_with_parent
 die_with_parent()
@@ -31,17 +30,9 @@ print("tied", flush=True)
 time.sleep(60)
 """
 
-BY_WATCHING = """
-import os
-from shared.process.parent_death import watch
-print("tied", flush=True)
-watch(os.getppid())
-"""
 
-
-@pytest.mark.parametrize("child", [BY_KERNEL, BY_WATCHING], ids=["kernel", "watching"])
-def test_a_child_ends_with_its_parent(child: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, child], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+def test_a_child_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid, said = parent.stdout.readline().split()
         assert said == "tied"
