@@ -230,8 +230,8 @@ class Link:
         if self.welcome and self.welcome.run_id != welcome.run_id:
             raise HandshakeRefused(f"The learner at {self.learner} now runs {welcome.run_id}; start this actor again.")
         self.welcome = welcome
-        for groups in self.unacknowledged.values():
-            self.send(groups)
+        for filled_order in self.unacknowledged.values():
+            self.send(filled_order)
 
     def queue_order(self, order: Order) -> None:
         """Queue an order. One that comes again after a broken connection is not filled twice."""

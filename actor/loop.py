@@ -17,6 +17,6 @@ def serve(link: Link, rollout: Rollout) -> None:
     """Fill orders until the learner sends Drain."""
     while (work := link.next_order()) is not None:
         order, policy = work
-        groups = rollout.fill(order, policy, link.beat)
-        link.deliver(groups)
+        filled_order = rollout.fill(order, policy, link.beat)
+        link.deliver(filled_order)
     link.leave("drained")

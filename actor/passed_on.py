@@ -3,12 +3,12 @@
     learner -> first actor    Policy with the adapter    the actor writes it to the machine's folder
     learner -> other actors   Policy without it          they wait for the file, and check its sha256
 
-    {$XDG_RUNTIME_DIR or the temp folder}/tandem-{uid}/adapters-{first 16 hex digits of the learner's key}/
+    {$XDG_RUNTIME_DIR or the temp folder}/tandem-{uid}/adapters-{16 hex digits of the sha256 of its key}/
         machine               a random name, which an actor puts in its Hello: who reads it here has the same files
         <sha256>.safetensors  the newest few versions
 
 Only actors that reach their learner over TCP do this; a local socket costs no more than a file. The learner's part is
-in learner/orders/peers.py. A file that does not come costs time and nothing else: the actor asks the learner for it
+in learner/orders/machines.py. A file that does not come costs time and nothing else: the actor asks the learner for it
 (link.py). So nothing here is synced, and a disk that is full is a warning.
 Left out: a process of its own that passes on, which would have to be started, watched and trusted with a key.
 """

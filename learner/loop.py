@@ -55,7 +55,7 @@ class Parts:
 
 
 def train(parts: Parts, first_step: int, last_step: int) -> int:
-    """Run steps first_step .. last_step - 1; returns how many updates the policy has had."""
+    """Run steps first_step .. last_step - 1; returns the number of steps done."""
     for step in range(first_step, last_step):
         parts.report.begin()
         parts.plan.order_ahead(version=step)

@@ -107,7 +107,8 @@ def train_run(
             journal = open_journal(run, store)
             waking = WakingLease(lease, residency_of(config.compute, model.policy, lender))
             ranks = opened.enter_context(met(run, config.compute.ranks, name, config.link.silence_s))
-            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, waking, ranks))
+            port = opened.enter_context(listening(run, config.link, watchdog))
+            session = Session(run, model, store, journal, port, stop, trace, waking, ranks)
         session.run_to_end()
     journal.close()
 
@@ -153,22 +154,11 @@ def open_journal(run: RunDir, store: CheckpointStore) -> Journal:
 
 
 @contextmanager
-def listening(
-    run: RunDir,
-    model: Model,
-    store: CheckpointStore,
-    journal: Journal,
-    watchdog: Watchdog,
-    stop: StopFlag,
-    trace: Trace,
-    lease: WakingLease,
-    ranks: RankGroup | None,
-) -> Iterator["Session"]:
-    config = model.config
-    listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
+def listening(run: RunDir, link: LinkConfig, watchdog: Watchdog) -> Iterator[LearnerPort]:
+    listener = ZmqLearnerPort(bind_address(link, run.path), load_learner_keys(run.keys))
     port = WatchedLearnerPort(listener, watchdog)
     try:
-        yield Session(run, model, store, journal, port, stop, trace, lease, ranks)
+        yield port
     finally:
         port.close()
 
@@ -251,7 +241,7 @@ class Session:
         self.dispatcher.end_run(LEAVE_WAIT_S)
 
     def train_until_stopped(self, report: StepReport) -> tuple[Status, int]:
-        """Status and updates done, also if there was no actor to fill the orders when the learner was asked to stop."""
+        """Status and steps done, also if there was no actor to fill the orders when the learner was asked to stop."""
         try:
             return self.train_and_evaluate(report)
         except Unfilled:
@@ -264,7 +254,7 @@ class Session:
             return "stopped", done
 
     def train_and_evaluate(self, report: StepReport) -> tuple[Status, int]:
-        """Base, steps, result; returns status and updates done."""
+        """Base, steps, result; returns status and steps done."""
         steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()
         if self.model.policy.device.type != "cpu" and self.first_step < steps:
@@ -283,7 +273,7 @@ class Session:
         if not tasks or config.eval.problems == 0:
             return NO_EVALUATIONS
         if config.eval.beside:
-            return BesideSchedule(config.eval, self.files, digest_of(tasks[: config.eval.problems]))
+            return BesideSchedule(config.eval, config.run.steps, self.files, digest_of(tasks[: config.eval.problems]))
         evaluator = Evaluator(config, tasks, self.orders, self.model.prompter.text)
         return EvalSchedule(
             config.eval,

@@ -9,8 +9,8 @@ temperature 1 come back; no text is tokenised again.
     same tokens   before the first order, ids from all over the vocabulary are sent, and the server's spelling of each
                   must be ours. Every reply must have as many tokens as were sent
     down          a request without a connection or a reply in teacher.limit_s, or refused as too many or by a fault of
-                  the server (429, 5xx), is repeated. The actor waits and sends heartbeats. After teacher.patience_s
-                  without any reply the run ends with one sentence
+                  the server (408, 425, 429, 5xx), is repeated. The actor waits and sends heartbeats. After
+                  teacher.patience_s without any reply the run ends with one sentence
     recorded      what the teacher said travels with the group and is in the journal before the order is acknowledged,
                   so an order is asked for once, and a resumed or replayed run asks for nothing that it has
 

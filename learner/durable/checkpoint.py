@@ -41,7 +41,7 @@ class Checkpoint:
     """The learner's whole state after a step."""
 
     step: int
-    """Optimizer steps done."""
+    """Steps done."""
     files: Mapping[str, bytes]
     """Name -> content; flat names."""
 

@@ -5,9 +5,11 @@
 A void cancels every record before it of its step and of later steps, which may depend on it; records after it count.
 Nothing is removed from the journal, so a resumed run and a replay read the same, and a crash leaves either no void or a
 complete one. A step that is in a checkpoint was already learned from, so it is refused.
-Left out on purpose: a single order. The tasks of later steps may depend on all groups of a step.
+A single order is voided by an audit only (orders/audited.py), before its step is used: the tasks of later steps may
+depend on all groups of a step.
 """
 
+import shlex
 from pathlib import Path
 
 from learner.durable.checkpoint import CheckpointStore
@@ -52,7 +54,7 @@ def way_back(path: Path, step: int) -> str:
     """The command to try if an actor caused the error."""
     return (
         "If an actor was at fault, repair or remove it and have the step sampled again:"
-        f" `python -m launch resume {path} --resample-step {step}`."
+        f" `python -m launch resume {shlex.quote(str(path))} --resample-step {step}`."
     )
 
 

@@ -107,6 +107,8 @@ class StepBatch:
     """Samples that only the KL needs; empty if there is none."""
     idle_groups: int
     """Groups that teach nothing: their kept scores are all equal."""
+    replaced: int
+    """Of these, the groups that were replaced."""
     on_policy: bool
     """All of it was sampled from the version that is updated, so the actor must agree about it."""
     response_tokens: int
@@ -126,8 +128,8 @@ class StepBatch:
 
     @property
     def sampled(self) -> int:
-        """Groups of the step, those that teach and those that do not."""
-        return self.idle_groups + len({sample.sample.group for sample in self.samples})
+        """Groups that count: those that teach, and those that do not and were not replaced."""
+        return self.idle_groups - self.replaced + len({sample.sample.group for sample in self.samples})
 
 
 def grouped(samples: Iterable[TrainSample]) -> list[list[TrainSample]]:
@@ -147,7 +149,7 @@ def share(groups: Sequence[list[TrainSample]], part: int, parts: int) -> list[Tr
 def samples_of(judged: JudgedGroup, advantages: np.ndarray) -> list[Sample]:
     """The samples of one group that are trained on. advantages: [G]."""
     samples = all_samples(judged.group, advantages)
-    return [samples[index] for index in np.flatnonzero(judged.trained)]
+    return [samples[index] for index in np.flatnonzero(judged.in_loss)]
 
 
 def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
@@ -194,10 +196,7 @@ def combined(judged: JudgedGroup) -> np.ndarray:
     """[G] sum of the parts of the reward, each over its own standard deviation."""
     total = np.zeros(len(judged.kept))
     for part in judged.weighted:
-        # A reward that does not apply to a completion is no number, and counts in nothing.
-        known = judged.kept & ~np.isnan(part.values)
-        if known.any():
-            total = total + part.weight * group_advantages(part.values, known, "std")
+        total = total + part.weight * group_advantages(part.values, judged.kept, "std")
     return total
 
 
@@ -240,6 +239,7 @@ def step_batch(
     idle: Sequence[Sample],
     *,
     idle_groups: int,
+    replaced: int,
     on_policy: bool,
     loss: LossConfig,
     constraint: ConstraintConfig,
@@ -265,6 +265,7 @@ def step_batch(
         samples=tuple(trained),
         idle=tuple(only_in_kl(sample, weight) for sample, weight in unmoved),
         idle_groups=idle_groups,
+        replaced=replaced,
         on_policy=on_policy,
         response_tokens=sum(lengths[: len(samples)]),
         updates=updates,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from learner.objective.entropy_mask import share_of
+from learner.objective.entropy_mask import share_count
 from learner.objective.loss import KlTerms, k3
 from shared.config.tree import ConstraintConfig
 
@@ -68,7 +68,7 @@ def penalty_coefficients(
 
 def strengths(covariances: np.ndarray, config: ConstraintConfig) -> np.ndarray:
     """[l] -> [l] high, low or 0; where the two ends of a short step meet, high."""
-    count = share_of(config.share, len(covariances))
+    count = share_count(config.share, len(covariances))
     found = np.zeros(len(covariances))
     found[np.argsort(covariances, kind="stable")[:count]] = config.low
     found[np.argsort(-covariances, kind="stable")[:count]] = config.high

@@ -19,12 +19,12 @@ import numpy as np
 def select_tokens(entropies_NT: Sequence[np.ndarray], fraction: float) -> list[np.ndarray]:
     """N ragged rows of [T] entropies -> N rows of [T] bool, with at least ceil(rho * S) True."""
     falling = -np.concatenate(entropies_NT)
-    threshold = np.sort(falling)[share_of(fraction, len(falling)) - 1]
+    threshold = np.sort(falling)[share_count(fraction, len(falling)) - 1]
     # Not "<=": an entropy that is no number is selected, so that the update sees the fault behind it.
     chosen = ~(falling > threshold)
     return np.split(chosen, np.cumsum([len(row) for row in entropies_NT])[:-1])
 
 
-def share_of(fraction: float, count: int) -> int:
+def share_count(fraction: float, count: int) -> int:
     """ceil(fraction * count) of the number as it was written: in floats 0.55 * 100 is more than 55."""
     return math.ceil(Fraction(repr(fraction)) * count)

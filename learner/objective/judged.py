@@ -3,13 +3,13 @@
     group -> Admission (before the journal) -> Judge -> JudgedGroup -> curriculum, replacements, batch, metrics, log
 
     kept      the sample enters means: the verifier's treatment of its outcome is `train` or `mask`
-    trained   it enters the loss as well: `train`
+    in_loss   it enters the loss as well: `train`
     teaches   the kept scores differ (or rewards, with reward.shaped_groups = "train") and something is trained on; with
               answers to learn (sft) or a teacher to follow (opd) the scores need not differ
     right     kept samples whose outcome is `correct`, so a truncated one is not; counted: all kept samples
 
-A reward function of the user's own is `correct` from one half on. Left out on purpose: scores in the pass counts. What
-a group can teach follows from right and wrong, and p (1 - p) needs nothing else.
+With a reward function of the user's own, a completion is `correct` if its score is 0.5 or more. Left out on purpose:
+scores in the pass counts. What a group can teach follows from right and wrong, and p (1 - p) needs nothing else.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ class JudgedGroup:
     """As it came."""
     kept: np.ndarray
     """[G] bool: samples that enter means."""
-    trained: np.ndarray
+    in_loss: np.ndarray
     """[G] bool: samples that enter the loss as well."""
     rewards: np.ndarray
     """[G] all parts, weighted."""
@@ -83,7 +83,7 @@ class Judge:
         Admission.of(self.verifier, self.reward)(group)
         treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
         kept = np.array([treatment != "drop" for treatment in treatments])
-        trained = kept & np.array([treatment != "mask" for treatment in treatments])
+        in_loss = kept & np.array([treatment != "mask" for treatment in treatments])
         named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
         weighted = parts_of(group, named, self.reward, self.max_new_tokens, scored=scored)
         total = total_reward(group, weighted)
@@ -92,11 +92,11 @@ class Judge:
         return JudgedGroup(
             group=group,
             kept=kept,
-            trained=trained,
+            in_loss=in_loss,
             rewards=total,
             weighted=weighted,
             parts=reward_parts(group, self.reward, self.max_new_tokens),
-            teaches=(not self.compares or teaches(compared, kept)) and bool(trained.any()),
+            teaches=(not self.compares or teaches(compared, kept)) and bool(in_loss.any()),
             right=int((right & kept).sum()),
             counted=int(kept.sum()),
         )

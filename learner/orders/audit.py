@@ -52,7 +52,7 @@ class Claim:
     filled: FilledOrder
     """What came."""
     policy: Policy
-    """That the order names."""
+    """Of the version that the order names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class Chosen:
     """A group to check."""
 
     claim: Claim
-    """Of its order."""
+    """The filled order that it came in."""
     place: int
-    """In that order."""
+    """Its position there."""
 
     @property
     def actor_id(self) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from learner.orders.arrived import Arrived, Delivered
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
-from learner.orders.peers import Peer, Peers, Turns, difference
+from learner.orders.peers import Peer, Peers, Takers, difference
 from learner.orders.plan import Unfilled
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, WrongVersion
@@ -271,16 +271,16 @@ class Dispatcher:
         """Send orders while peers have credits; then give idle peers the orders that need a second actor."""
         self.looked_at = self.now()
         self.peers.look()
-        turns: Turns | None = None
+        takers: Takers | None = None
         while self.queue:
             if order := self.orders.get(self.queue[0]):
-                if turns is None or not turns.hold(order.policy_version):
-                    turns = Turns(self.peers, order.policy_version)
-                if (peer := turns.next(len(self.queue))) is None:
+                if takers is None or not takers.still_hold(order.policy_version):
+                    takers = Takers(self.peers, order.policy_version)
+                if (peer := takers.next(len(self.queue))) is None:
                     break
                 self.queue.popleft()
                 self.give(peer, order)
-                turns.gave()
+                takers.gave()
             else:
                 self.queue.popleft()
         self.send_to_helpers()

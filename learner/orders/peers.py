@@ -342,9 +342,9 @@ class Peers:
         return self.given.get(order_id, [])
 
 
-class Turns:
-    """Who gets each of the orders that are given out at one moment and name one policy. All peers are looked at once,
-    so a thousand orders for a thousand peers are no million looks."""
+class Takers:
+    """Who takes each of the orders that are given out at one moment and name one policy. All peers are looked at once,
+    so the cost does not grow with orders times peers."""
 
     def __init__(self, peers: Peers, version: int) -> None:
         self.peers = peers
@@ -356,7 +356,7 @@ class Turns:
         """A heap. Among equals the first that joined is the next."""
         heapify(self.free)
 
-    def hold(self, version: int) -> bool:
+    def still_hold(self, version: int) -> bool:
         """Whether nobody has left meanwhile, and the next order names the same policy."""
         return (self.num_left, self.version) == (self.peers.num_left, version)
 

@@ -8,6 +8,7 @@ but such steps, since the fault is then not in the batches.
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,9 @@ def next_steps(path: Path | None, step: int) -> str:
     """What a user can type now."""
     if path is None:
         return "Its batch is kept nowhere."
+    run = path.parents[1]
     return (
-        f"Its batch is kept: `python -m launch replay --batch {path}` looks at it alone,"
-        f" `python -m launch resume {path.parents[1]} --on-fault skip` goes on without it."
-        f" {way_back(path.parents[1], step)}"
+        f"Its batch is kept: `python -m launch replay --batch {shlex.quote(str(path))}` looks at it alone,"
+        f" `python -m launch resume {shlex.quote(str(run))} --on-fault skip` goes on without it."
+        f" {way_back(run, step)}"
     )

@@ -2,8 +2,8 @@
 
     checkpoints   (keep + best + one being written + one being removed) * (adapter + two moments + older versions);
                   with eval.beside also those that may wait for their evaluation
-    journal       steps left * completions * (cap * 12 bytes + their prompts and frames), or what journal.keep leaves
-    rollouts      steps left * the smaller of log.rollouts_kb and completions * cap * 60 bytes
+    journal       steps left * completions * (cap * 13 bytes + their prompts and frames), or what journal.keep leaves
+    rollouts      the smaller of all steps * log.rollouts_kb and steps left * completions * cap * 60 bytes
     the rest      metrics, evaluations, logs: a few KB per step, and a constant
 
 All completions are counted as long as the cap allows, so this is an upper bound. Files that are in the folder already
@@ -39,7 +39,8 @@ def bytes_needed(config: Config, adapter_bytes: int, first_step: int, anchor_byt
     return (
         checkpoints * (checkpoint_bytes(adapter_bytes, max_lag) + anchor_bytes)
         + journal_steps(config.journal, config.checkpoint, max_lag, steps) * step
-        + steps * (rollout_bytes(rollout, config.log, groups) + STEP_BYTES)
+        + min(config.run.steps * config.log.rollouts_bytes, steps * rollout_bytes(rollout, config.log, groups))
+        + steps * STEP_BYTES
         + FLOOR_BYTES
     )
 
@@ -68,9 +69,9 @@ def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int, token_bytes: int
 
 
 def rollout_bytes(rollout: RolloutConfig, log: LogConfig, groups: int) -> int:
-    """groups: in a step."""
+    """What a step may write if the log has room for it. groups: in a step."""
     logged = min(groups, log.rollouts_per_step)
-    return min(log.rollouts_bytes, logged * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES)
+    return logged * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES
 
 
 def refuse_if_short(run: RunDir, needed: int) -> None:

@@ -60,7 +60,7 @@ class StepReport:
         self.meter = meter
 
     def begin(self) -> None:
-        # What was used between the steps is not theirs.
+        # Energy that was used between two steps belongs to none.
         self.meter.take()
         self.step_started = time.monotonic()
 

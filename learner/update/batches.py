@@ -1,6 +1,13 @@
 """From the judged groups of a step to the batch of its update; objective/batch.py says what is fixed on the way."""
 
-from learner.objective.batch import StepBatch, idle_samples, needs_entropies, step_batch, teaching_samples
+from learner.objective.batch import (
+    StepBatch,
+    idle_groups,
+    idle_samples,
+    needs_entropies,
+    step_batch,
+    teaching_samples,
+)
 from learner.objective.judged import Collected
 from learner.update.forward_pass import ForwardPass
 from learner.update.stage_end import StageEnd
@@ -39,10 +46,11 @@ class Batches:
         self.trace = trace
 
     def build(self, step: int, collected: Collected) -> StepBatch:
-        groups = collected.groups
+        groups, rounds = collected.groups, self.rollout.replacement_rounds
+        idle = len(groups) - collected.teaching
         if self.stage_end:
             self.stage_end.before_update([judged.group for judged in groups])
-        samples = teaching_samples(groups, self.advantage, self.rollout.replacement_rounds)
+        samples = teaching_samples(groups, self.advantage, rounds)
         if needs_entropies(self.loss, self.constraint):
             with self.trace.phase("entropies"):
                 samples = self.forward_pass.with_entropies(samples)
@@ -51,8 +59,9 @@ class Batches:
                 samples = self.teacher.read(samples)
         return step_batch(
             samples,
-            idle_samples(groups, self.rollout.replacement_rounds),
-            idle_groups=len(groups) - collected.teaching,
+            idle_samples(groups, rounds),
+            idle_groups=idle,
+            replaced=idle - len(idle_groups(groups, rounds)),
             # Samples of an older version are expected to differ from the policy, and those of a writer anyway.
             on_policy=self.loss.kind != "sft" and all(order.policy_version == step for order in collected.filled),
             loss=self.loss,

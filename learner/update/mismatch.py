@@ -88,8 +88,8 @@ class Limits:
         )
 
     def __str__(self) -> str:
-        mean = "" if math.isinf(self.mean) else f"; mean, allowed {self.mean:.3g}"
-        return f"99th percentile, allowed {self.p99:.3g}{mean}"
+        mean = "" if math.isinf(self.mean) else f" and {self.mean:.3g} on average"
+        return f"{self.p99:.3g} at the 99th percentile{mean}"
 
 
 FP32 = Limits(mean=1e-3, p99=0.01)
@@ -175,7 +175,7 @@ def refusal(step: int, tokens: Tokens, gate: Gate, suspects: Suspects) -> Mismat
     gap = gap_of(np.abs(tokens.actor - tokens.learner))
     cause = likely_cause(tokens, gate.limits, suspects, blurred=gate.blurred)
     return Mismatch(
-        f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob ({gate.limits}; {gap}) on"
+        f"Step {step + 1}: actor and learner differ in log-prob ({gap}; allowed: {gate.limits}) on"
         f" {len(tokens.actor)} tokens of the same policy version, and nothing was learned from them. Likely cause:"
         f" {cause}. Raise loss.max_mismatch only if you know why."
     )

@@ -3,10 +3,9 @@
     parent:  starts the child with TANDEM_PARENT_PID=<own process id> in its environment
     child:   calls die_with_parent() before anything else in main
 
-On Linux the kernel sends SIGKILL to the child (PR_SET_PDEATHSIG). It does so when the *thread* that started the child
-ends, so children must be started from a thread that lives as long as the process. On other systems a daemon thread
-checks twice a second whether the parent is still there. A process started manually has no such variable and is not tied
-to anything.
+The kernel sends SIGKILL to the child (PR_SET_PDEATHSIG). It does so when the *thread* that started the child ends, so
+children must be started from a thread that lives as long as the process. A process started manually has no such
+variable and is not tied to anything.
 Each generation ties its own children to itself. What a user's code starts is not tied; shared/process/children.py ends
 it.
 """
@@ -14,12 +13,8 @@ it.
 import ctypes
 import os
 import signal
-import sys
-import threading
-import time
 
 PARENT_PID = "TANDEM_PARENT_PID"
-LOOK_EVERY_S = 0.5
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,31 +26,19 @@ def die_with_parent() -> None:
     if named is None:
         return
     parent_pid = int(named)
-    if not ask_kernel():
-        threading.Thread(target=watch, args=(parent_pid,), daemon=True, name="parent-death").start()
+    ask_kernel(signal.SIGKILL)
     # If the parent died before the kernel was asked, no signal ever comes.
     if os.getppid() != parent_pid:
-        end_now()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ask_kernel() -> bool:
-    """Whether the kernel will kill this process when its parent dies."""
-    if sys.platform != "linux":
-        return False
-    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+def ask_kernel(number: int) -> None:
+    """Get this signal when the parent dies; 0 for none. OSError if the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def outlive_parent() -> None:
-    """Undo die_with_parent (Linux), for a process that cleans up after its parent's end. It must notice that itself."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-
-
-def watch(parent_pid: int) -> None:
-    # An orphan gets another parent.
-    while os.getppid() == parent_pid:
-        time.sleep(LOOK_EVERY_S)
-    end_now()
-
-
-def end_now() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    """Undo die_with_parent, for a process that cleans up after its parent's end. It must notice that itself."""
+    ask_kernel(0)

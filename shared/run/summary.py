@@ -72,7 +72,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     """`running` also if the run was killed."""
     steps: int
-    """Optimizer steps done."""
+    """Steps done."""
     wall_s: float
     """Time the run took, restarts included."""
     adapter_sha256: str

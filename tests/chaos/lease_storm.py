@@ -81,7 +81,7 @@ class Workers:
 
 def work(folder: Path, name: str) -> NoReturn:
     """Turns, until it is killed."""
-    ask_kernel()
+    ask_kernel(signal.SIGKILL)
     rng = random.Random()
     witness = os.open(folder / "witness", os.O_RDWR | os.O_CREAT)
     log = os.open(folder / "turns", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -31,7 +31,7 @@ class Shape:
     """What decides the result of a run."""
 
     steps: int
-    """Optimizer steps."""
+    """Steps of the run."""
     max_lag: int
     """Steps ordered ahead."""
     prompts: int

@@ -356,7 +356,9 @@ def toy_evaluation(right: Sequence[bool], **changes: Any) -> Evaluation:
     )
     fields: dict[str, Any] = {
         "label": "final",
+        "version": 0,
         "n": len(right),
+        "seed": 0,
         "adapter_sha256": "ab" * 32,
         "tasks_sha256": f"tasks of {len(right)}",
         "source": "embedded",

@@ -49,12 +49,14 @@ def step_batch(
     config: Config,
     idle: Sequence[Sample] = (),
     *,
+    replaced: int = 0,
     on_policy: bool = False,
 ) -> StepBatch:
     return product.step_batch(
         samples,
         idle,
         idle_groups=idle_groups,
+        replaced=replaced,
         on_policy=on_policy,
         loss=config.objective,
         constraint=config.constraint,

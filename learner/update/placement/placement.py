@@ -134,7 +134,7 @@ class InTurns:
         self.ranks = ranks
 
     def most_tokens(self, budget: int, total: Callable[[], int]) -> int:
-        return share_of(budget, total(), self.ranks)
+        return tokens_of_rank(budget, total(), self.ranks)
 
     def each(
         self, cuts: Sequence[Cut], tokens: Callable[[Cut], int], work: Callable[[Cut], Done], form: Form[Done]
@@ -155,7 +155,7 @@ class InTurns:
         return [found[n] for n in range(len(cuts))]
 
 
-def share_of(budget: int, total: int, ranks: int) -> int:
+def tokens_of_rank(budget: int, total: int, ranks: int) -> int:
     """Most tokens of a micro-batch, so that every rank gets one."""
     return max(1, min(budget, -(-total // ranks)))
 

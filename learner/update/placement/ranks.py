@@ -40,8 +40,8 @@ from learner.update.placement.placement import (
     Tensors,
     give_gradients,
     rank_of_each,
-    share_of,
     take_gradients,
+    tokens_of_rank,
 )
 from shared.errors import RankLost, in_words
 from shared.process.lease import nothing, poll
@@ -184,7 +184,7 @@ class Ranks:
         self.add = add
 
     def most_tokens(self, budget: int, total: Callable[[], int]) -> int:
-        return share_of(budget, total(), self.group.size)
+        return tokens_of_rank(budget, total(), self.group.size)
 
     def each(
         self, cuts: Sequence[Cut], tokens: Callable[[Cut], int], work: Callable[[Cut], Done], form: Form[Done]

@@ -1,8 +1,5 @@
 """Group advantages against their definition."""
 
-import math
-
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +7,7 @@ from hypothesis import strategies as st
 
 from learner.objective.rewards import OfOneGroup, group_advantages, teaches
 from protocol.messages import Group
-from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.data import RewardConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import TrainingStopped
 from tests import reference_advantages
@@ -68,17 +65,6 @@ def test_several_rewards_are_normalised_before_they_are_combined() -> None:
     rewards = [[scores, [count / 10 for count in lengths[name]]] for name, scores in GROUPS.items()]
     expected = reference_advantages.gdpo(rewards, [1.0, -0.3])
     assert advantages(groups, config) == pytest.approx(expected[0] + expected[2], rel=1e-9)
-
-
-def test_a_reward_that_does_not_apply_counts_in_nothing() -> None:
-    """The score is the sum of the two, and no third reward."""
-    kind = VerifierConfig(kind="callable", rewards={"r.py:a": 1.0, "r.py:b": 0.5})
-    named = {"a": [1.0, 0.0, 1.0, 0.0], "b": [0.0, 4.0, math.nan, 2.0]}
-    group = msgspec.structs.replace(tiny_group([1.0, 2.0, 1.0, 1.0], [2] * 4), rewards=named)
-    config = Config(reward=RewardConfig(advantage="gdpo"), verifier=kind)
-    one, two = (reference_advantages.group_advantages(row, "std") for row in (named["a"], [0.0, 4.0, 2.0]))
-    sums = [one[0] + 0.5 * two[0], one[1] + 0.5 * two[1], one[2], one[3] + 0.5 * two[2]]
-    assert advantages([group], config) == pytest.approx(reference_advantages.normalised([sums])[0], rel=1e-9)
 
 
 def test_replaced_groups_are_not_of_the_step() -> None:

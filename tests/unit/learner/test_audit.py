@@ -121,7 +121,7 @@ def test_true_log_probs_pass_and_false_ones_are_evidence(model: Model) -> None:
     ):
         (lie,) = check.lies([chosen_of(false, policy)])
         assert lie.actor_id == "guest0" and f"the log-probs of group {group.group_id} differ from those" in lie.evidence
-        assert "allowed: 99th percentile, allowed 0.01; mean, allowed 0.001" in lie.evidence
+        assert "allowed: 0.01 at the 99th percentile and 0.001 on average" in lie.evidence
     assert check.lies([chosen_of(changed(group, np.zeros_like), policy, temperature=0.0)]) == [], "greedy has none"
 
 

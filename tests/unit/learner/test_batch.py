@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from tests import reference, reference_advantages
-from tests.support.fakes import tiny_group
-from tests.support.steps import idle_samples, judge_of, step_batch, teaches, teaching_samples
+from tests.support.fakes import tiny_group, tiny_policy
+from tests.support.steps import batch_of, idle_samples, judge_of, step_batch, teaches, teaching_samples
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
@@ -230,6 +231,14 @@ def test_of_the_groups_that_teach_nothing_the_last_are_not_replaced() -> None:
     for rounds, names in ((0, ["0", "2", "4"]), (1, ["4"])):
         config = Config(rollout=RolloutConfig(replacement_rounds=rounds))
         assert [s.group for s in idle_samples(groups, config)][::2] == names
+
+
+def test_replaced_groups_count_in_the_log_only(checkpoint: Path) -> None:
+    """Three were ordered, and in two rounds the three that did not teach were replaced."""
+    flags = [False, True, False, True, False, True]
+    groups = [tiny_group([1.0, 0.0 if t else 1.0], [1, 1], group_id=str(i)) for i, t in enumerate(flags)]
+    batch = batch_of(groups, tiny_policy(checkpoint), Config(rollout=RolloutConfig(replacement_rounds=2)))
+    assert (batch.idle_groups, batch.replaced, batch.sampled) == (3, 3, 3)
 
 
 @given(flags=st.lists(st.booleans(), min_size=400, max_size=400), first=st.integers(1, 40), rounds=st.integers(0, 4))

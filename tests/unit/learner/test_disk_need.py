@@ -58,6 +58,13 @@ def test_rollouts_are_bounded_by_their_mean_size() -> None:
     assert much - none == 100 * 4 * 8 * 100 * 60
 
 
+def test_rollouts_may_take_the_room_that_earlier_steps_left() -> None:
+    none, some = (
+        bytes_needed(config(log=LogConfig(rollouts_per_step=groups, rollouts_kb=1)), ADAPTER, 90) for groups in (0, 9)
+    )
+    assert some - none == 100 * 1000
+
+
 def test_a_disk_that_is_too_small_is_refused_in_one_sentence(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", b"{}")
     refuse_if_short(run, 2**20)

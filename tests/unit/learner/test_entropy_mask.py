@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.objective.entropy_mask import select_tokens, share_of
+from learner.objective.entropy_mask import select_tokens, share_count
 from tests import reference
 
 FRACTIONS = st.sampled_from([0.01, 0.1, 0.2, 1 / 3, 0.5, 0.8, 0.99, 1.0])
@@ -42,14 +42,14 @@ def test_completions_that_share_a_prefix_keep_or_lose_it_together() -> None:
 @pytest.mark.parametrize(("fraction", "count", "wanted"), [(0.55, 100, 55), (0.07, 100, 7), (0.56, 25, 14)])
 def test_a_share_is_that_of_the_decimal_number_that_was_written(fraction: float, count: int, wanted: int) -> None:
     """In floats 0.55 * 100 is a little more than 55, and its ceiling 56."""
-    assert share_of(fraction, count) == wanted < math.ceil(fraction * count)
+    assert share_count(fraction, count) == wanted < math.ceil(fraction * count)
     (row,) = select_tokens([np.arange(count, dtype=np.float32)], fraction)
     assert row.sum() == wanted
 
 
 @given(fraction=FRACTIONS, count=st.integers(1, 10_000))
 def test_a_share_is_the_smallest_number_that_is_enough(fraction: float, count: int) -> None:
-    assert share_of(fraction, count) == exact_share(fraction, count)
+    assert share_count(fraction, count) == exact_share(fraction, count)
 
 
 def exact_share(fraction: float, count: int) -> int:

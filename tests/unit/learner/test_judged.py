@@ -47,7 +47,7 @@ def test_a_group_and_all_that_follows_from_it() -> None:
     config = Config(verifier=VerifierConfig(on_truncated="mask", on_timeout="drop"))
     judged = judge_of(config)(tiny_group([1.0, 0.0, 0.0, 0.0], [2] * 4, outcomes=outcomes))
     assert judged.kept.tolist() == [True, True, True, False]
-    assert judged.trained.tolist() == [True, True, False, False]
+    assert judged.in_loss.tolist() == [True, True, False, False]
     assert judged.rewards.tolist() == [1.0, 0.0, 0.0, 0.0] and judged.parts == {}
     assert judged.teaches and (judged.right, judged.counted) == (1, 3)
     count = judged.pass_count(7)

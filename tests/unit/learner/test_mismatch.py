@@ -99,8 +99,9 @@ def refused(policy: Policy, found: list[Sample], config: Config = CONFIG) -> str
         update_of(policy, config).apply(3, batch_of(found, config))
     assert adapter_bytes(policy.adapter) == before
     sentence = str(caught.value)
-    assert sentence.startswith("Step 4: actor and learner differ by ") and "nothing was learned from them" in sentence
-    assert "mean " in sentence and "p95 " in sentence and "maximum " in sentence and "allowed 0.02" in sentence
+    assert sentence.startswith("Step 4: actor and learner differ in log-prob (mean ")
+    assert "nothing was learned from them" in sentence
+    assert "mean " in sentence and "p95 " in sentence and "maximum " in sentence and "allowed: 0.02" in sentence
     return sentence.partition("Likely cause: ")[2]
 
 

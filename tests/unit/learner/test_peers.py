@@ -5,7 +5,7 @@ import time
 
 from msgspec import structs
 
-from learner.orders.peers import Peer, Peers, Turns
+from learner.orders.peers import Peer, Peers, Takers
 from protocol.messages import Hello
 from tests.support.fakes import hello_of, scripted_identity, toy_orders, toy_policy
 
@@ -18,7 +18,7 @@ def hello(actor_id: str = "actor0", num_credits: int = 2) -> Hello:
 
 def next_free(peers: Peers) -> Peer | None:
     """Who gets an order of policy 0."""
-    return Turns(peers, 0).next(1)
+    return Takers(peers, 0).next(1)
 
 
 def test_an_unknown_address_has_no_peer() -> None:
@@ -219,15 +219,15 @@ def test_orders_that_are_given_out_together_go_where_they_would_go_one_by_one() 
     more, given = toy_orders(2, count=40), 0
     for seed in range(40):
         peers = crew(seed)
-        turns = Turns(peers, 0)
+        takers = Takers(peers, 0)
         for waiting in range(40, 0, -1):
-            found = turns.next(waiting)
+            found = takers.next(waiting)
             assert found is slow_next(peers, 0, waiting), (seed, waiting)
             if found is None:
                 break
             peers.gave(found, more[waiting - 1])
             found.sent(0)
-            turns.gave()
+            takers.gave()
             given += 1
     assert given > 200
 
@@ -244,12 +244,12 @@ def test_a_thousand_orders_for_a_thousand_peers_are_no_million_looks() -> None:
     peers, orders = CountedPeers(FOREVER_S), toy_orders(count=500)
     for number in range(500):
         peers.join(f"{number}".encode(), hello(f"actor{number}"))
-    turns = Turns(peers, 0)
+    takers = Takers(peers, 0)
     for order in orders:
-        peer = turns.next(1)
+        peer = takers.next(1)
         assert peer is not None
         peers.gave(peer, order)
-        turns.gave()
+        takers.gave()
     assert [len(peer.orders) for peer in peers.by_address.values()] == [1] * 500
     assert peers.looks == 1000
     assert peers.with_order(orders[7].order_id) == [peers.by_address[b"7"]]
@@ -260,11 +260,11 @@ def test_after_somebody_left_all_are_looked_at_again() -> None:
     peers = Peers(FOREVER_S)
     for name in ("a", "b"):
         peers.join(name.encode(), hello(name))
-    turns = Turns(peers, 0)
-    assert turns.hold(0) and not turns.hold(1)
+    takers = Takers(peers, 0)
+    assert takers.still_hold(0) and not takers.still_hold(1)
     peers.leave(b"a")
-    assert not turns.hold(0)
-    turns.gave()
+    assert not takers.still_hold(0)
+    takers.gave()
 
 
 def on_machine(actor_id: str, machine: str | None) -> Hello:

@@ -14,7 +14,7 @@ from learner.orders.shared import STOPS, FirstRank, OtherRank, agreed
 from learner.update.budget import Size
 from learner.update.figures import PASS_PART
 from learner.update.forward_pass import UNCHANGED
-from learner.update.placement.placement import ALONE, Form, InTurns, Placement, rank_of_each, share_of
+from learner.update.placement.placement import ALONE, Form, InTurns, Placement, rank_of_each, tokens_of_rank
 from learner.update.placement.ranks import Ranks, packed, unpacked
 from learner.wiring import build_trainer
 from protocol.codec import encode
@@ -57,7 +57,7 @@ def test_no_rank_has_more_than_the_others_and_one_micro_batch() -> None:
 
 
 def test_micro_batches_are_small_enough_for_every_rank_to_get_one() -> None:
-    assert (share_of(100, 150, 4), share_of(30, 150, 4), share_of(100, 1, 4)) == (38, 30, 1)
+    assert (tokens_of_rank(100, 150, 4), tokens_of_rank(30, 150, 4), tokens_of_rank(100, 1, 4)) == (38, 30, 1)
     assert ALONE.most_tokens(100, lambda: 10) == 100
 
 

@@ -1,5 +1,6 @@
 """An update that must not be applied: found before the optimizer, blamed on the right sample, retried if transient."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from msgspec import structs
 from torch import nn
 
 from learner.objective.batch import StepBatch
+from learner.quarantine.guard import next_steps
 from learner.quarantine.reproduce import first_bad
 from learner.update.forward_pass import UNCHANGED
 from learner.update.gradient_check import FEWEST, Finding, NumericalFault, suspect
@@ -206,3 +208,14 @@ def test_steps_that_only_have_a_kl_do_not_make_the_next_one_that_teaches_a_spike
     assert min(norms) > config.guard.spike_factor * max(idle_norms) > 0
     assert list(update.norms.recent) == norms
     assert update.apply(2 + FEWEST, teaches).grad_norm > 0
+
+
+@pytest.mark.parametrize("folder", ["runs/first", "my runs/it's one"])
+def test_what_a_user_can_type_now_works_for_every_name_of_a_folder(folder: str) -> None:
+    file = Path(folder) / "quarantine" / "step-000003.safetensors"
+    commands = [shlex.split(command)[3:] for command in next_steps(file, 4).split("`")[1::2]]
+    assert commands == [
+        ["replay", "--batch", str(file)],
+        ["resume", folder, "--on-fault", "skip"],
+        ["resume", folder, "--resample-step", "4"],
+    ]

@@ -20,7 +20,7 @@ from tests.support.fakes import spelled_words, toy_evaluation
 from tests.unit.shared.test_metrics import metrics
 
 NO_GROUPS = Collected(filled=(), groups=())
-NO_BATCH = StepBatch(samples=(), idle=(), idle_groups=0, on_policy=True, response_tokens=0, updates=1)
+NO_BATCH = StepBatch(samples=(), idle=(), idle_groups=0, replaced=0, on_policy=True, response_tokens=0, updates=1)
 NO_RESULT = StepResult()
 
 
