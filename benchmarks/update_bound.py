@@ -118,6 +118,7 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
         samples,
         (),
         idle_groups=0,
+        replaced=0,
         on_policy=False,
         loss=config.objective,
         constraint=config.constraint,
