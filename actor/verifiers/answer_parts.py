@@ -38,7 +38,8 @@ COMMAND = re.compile(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+")
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-c]{3}|(?![A-Z][a-z]+$)(?=.*[a-z])[B-DF-HJ-NP-TV-Zb-df-hj-np-tv-z]{3}")
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "oo"}
 WORDS_AND_NUMBERS = re.compile(
-    r"\\?[a-z]+(?:[+#]+(?! *[a-z0-9]))?|-?[0-9]+(?:\.[0-9]+)?|[+*/^=<>|!]|:(?=[0-9])|(?<![a-z])-|-(?![a-z])"
+    r"\\?[a-z]+(?:[+#]+(?! *[a-z0-9]))?|[^\W\d_a-z]+|-?[0-9]+(?:\.[0-9]+)?"
+    r"|[+*/^=<>|!]|:(?=[0-9])|(?<![a-z])-|-(?![a-z])"
 )
 ARTICLE = re.compile(r"^ *(?:an?|the) +(?=[a-z]{3})|\band\b")
 JOINED = re.compile(r"\s*\b(?:and|or)\b\s*|\s*\\(?:lor|land)(?![A-Za-z])\s*")

@@ -66,7 +66,8 @@ SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
 HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
 BETWEEN_LISTED = re.compile(
     r"(?:[\s,;$*.&]|\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|\\[()\[\]]|\\text\s*+\{[^{}]*\b(?:and|or)\b[^{}]*\})*+"
-    r"(?:\b(?:and|or)\b)?[\s,;$*]*+(?:\\[(\[])?\s*+(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*+=\s*+)?",
+    r"(?:\b(?:and|or|et|ou|und|oder)\b)?[\s,;$*]*+"
+    r"(?:\\[(\[])?\s*+(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*+=\s*+)?",
     re.IGNORECASE,
 )
 DENIED = re.compile(r"[\s$*)\\\]]*+(?:is|was)(?:n't|\s++(?:not|wrong|incorrect|false))\b[^.\n]*+", re.IGNORECASE)
@@ -204,10 +205,10 @@ def items(text: str) -> list[Span]:
     found: list[Span] = []
     end = 0
     for formula in FORMULA.finditer(text):
-        found += numbers(text, end, formula.start())
         content = next(group for group in formula.groups() if group is not None)
         if formula["bare"] and not NAMES_A_VALUE.search(content):
             continue
+        found += numbers(text, end, formula.start())
         found.append((formula.start(), formula.end(), content.rstrip(" .,") if formula["bare"] else content))
         end = formula.end()
     return found + numbers(text, end, len(text))

@@ -92,6 +92,14 @@ class Values:
         self.off_the_cut(base)
         return self.bounded(base**exponent)
 
+    def root(self, value: Any, degree: Any, *, may_be_negative: bool) -> Any:
+        """The principal root; or the real one of a negative number, if the degree is odd and that is allowed."""
+        exponent = self.divide(self.number("1"), degree)
+        is_odd = self.is_real(degree) and self.context.isint(degree) and degree % 2 == 1
+        if may_be_negative and is_odd and self.is_real(value) and value < 0:
+            return -self.power(-value, exponent)
+        return self.power(value, exponent)
+
     def factorial(self, value: Any) -> Any:
         if not self.is_real(value) or abs(value) > MAX_FACTORIAL or (value < 0 and self.context.isint(value)):
             raise Unsure
@@ -163,6 +171,10 @@ class Exact:
         if exponent.denominator != 1 or bits * abs(exponent) > MAX_BITS or not base:
             raise Unsure
         return base ** int(exponent)
+
+    def root(self, value: Fraction, degree: Fraction, *, may_be_negative: bool) -> Fraction:
+        """A root is rational only by chance; Values is surer of it."""
+        raise Unsure
 
     def factorial(self, value: Fraction) -> Fraction:
         if value.denominator != 1 or not 0 <= value <= MAX_EXACT_FACTORIAL:

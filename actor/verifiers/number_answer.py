@@ -3,9 +3,10 @@ r"""Numbers as final answers: 18, 1 234, 1/2, 1\frac{1}{2}, 3 \times 10^4, 4.2e1
 `as_number` reads a rational number exactly, as a fraction. A decimal fraction may end in `\ldots` only if its last
 digits are written three times.
 
-`is_number` decides for the kinds `gsm8k` and `exact`. A number is written as shared/gold_answer.py reads it, and a unit
-or a percent sign may follow it. Plain arithmetic (1/2, \frac12, 9+9=18) is computed with 60 digits, and every side of
-an equation counts. Several different numbers are not a final answer. Every pattern runs in linear time.
+`is_number` decides for the kinds `gsm8k` and `exact`. A number is written as shared/gold_answer.py reads it, and a
+unit, a rate such as /hour or a percent sign may follow it. Plain arithmetic (1/2, \frac12, 9+9=18) is computed with 60
+digits, and every side of an equation counts. Several different numbers are not a final answer. Every pattern runs in
+linear time.
 """
 
 import re
@@ -17,7 +18,7 @@ from actor.verifiers.answer_parts import EQUALS, MAX_CHARS, NAME
 from actor.verifiers.answer_text import Unreadable, read_answer
 from actor.verifiers.formula import read_formula
 from actor.verifiers.formula_value import Unsure, Values
-from actor.verifiers.words_beside import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND
+from actor.verifiers.words_beside import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, RATE
 from shared.gold_answer import LEAD_IN, NUMBER, canonical
 
 MAX_DIGITS = 1000
@@ -31,10 +32,12 @@ REPEATING = re.compile(r"(-?)([0-9]*)\.([0-9]*)\\(?:overline|bar)\{([0-9]+)\}")
 ELLIPSIS = re.compile(r"(-?)([0-9]*)\.([0-9]*?)([0-9]{1,6}?)\4{2,}\\ldots")
 BLANK = re.compile(r"(?<![0-9]) | (?![0-9])")
 ONLY_A_NUMBER = re.compile(LEAD_IN.pattern + NUMBER.pattern + r"[\s.*$%]*")
+# LaTeX's blank before a unit; before a number it means `about`.
+TIE = re.compile(r"(?<=[0-9}])~(?=\\|[A-Za-z])")
 # The same number twice with this between is not that number. An exclamation mark is not read as a factorial.
 COMPUTES = re.compile(
     r"\\(?!text|mathrm|mbox|left|right|quad)[A-Za-z]|[\^_]|[0-9][eE][-+]?[0-9]"
-    r"|[0-9)}][ ]*[-+*/\u2212\u00d7\u00f7][ ]*[0-9({\\]"
+    rf"|[0-9)}}][ ]*(?!{RATE})[-+*/\u2212\u00d7\u00f7][ ]*[0-9({{\\]"
 )
 # What may touch a number: a word only behind a blank, of signs only those that leave its value as it is.
 BEFORE = re.compile(
@@ -54,7 +57,8 @@ def whole_text(text: str) -> list[str]:
 
 def is_number(written: Sequence[str], gold: str) -> bool:
     """Whether a final answer, as it is written, is this number."""
-    return all(says(text, gold) or computes_to(text, gold) for text in written)
+    plain = [TIE.sub(" ", text) for text in written]
+    return all(says(text, gold) or computes_to(text, gold) for text in plain)
 
 
 def says(written: str, gold: str) -> bool:

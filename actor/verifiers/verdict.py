@@ -23,7 +23,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str = ""
     """The first message of that conversation; empty if there is none."""
     global_step: int | None = None
-    """Updates that made the policy that was sampled; None outside a run."""
+    """Version of the policy that was sampled; None outside a run."""
     max_steps: int | None = None
     """Steps that the run is planned to have; None outside a run."""
 

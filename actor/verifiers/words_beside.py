@@ -4,43 +4,67 @@ Some make another value of it: `not 42`, `42 million`, `>42`, `42k`, `42/x`. fin
 at them before they take a number out of a text. Every pattern runs in linear time, and looks no further than BESIDE
 characters.
 
-Behind a digit or a closing bracket any other word may be a unit (`5 apples`, `5 \text{ cm}^2`, `30^\circ`). Behind a
-letter only the units listed here are, because `x\text{ even}` has none. A unit has one spelling: `hrs` and `hours` are
-`h`, `square inches` are `in^2`.
+Words of other languages count if they are in Latin letters; behind a value, one with letters beyond ASCII must have
+more than three letters. Of other scripts there is no list here of words such as `not` and `million`. A number that
+stands before such letters in a text is refused, but a box or `####` with the plain number works in every language.
+
+Behind a digit or a closing bracket any other word may be a unit (`5 apples`, `5 \text{ cm}^2`, `30^\circ`), but letters
+outside of \text{} may also be a product (`2 xy`). Behind a letter only the units listed here are, because
+`x\text{ even}` has none. A rate may be written with a slash (`18/hour`), but 18/x is a quotient. A unit has one
+spelling: `hrs` and `hours` are `h`, `square inches` are `in^2`.
 """
 
 import re
 
+# Without dotless i and long s, which are i and s where case is ignored.
+ACCENTED = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u012f\u0132-\u017e\u0180-\u01bf\u01c4-\u024f\u1e00-\u1eff"
+# It may be `not`, `and` or `more`.
+SHORT_WORD = f"(?=[a-z]{{0,2}}[{ACCENTED}])[a-z{ACCENTED}]{{1,3}}"
+# Not, or, thousand, million and dozen in other languages.
+NOT_OR = "nicht|pas|n\u00e3o|oder|ou"
+MILLIONS = "mil(?:le)?|tausend|millionen|millones|milh\u00f5es|milioni|milliard(?:s|en)?|d\u00fazias?"
 # Words that make another value of the number or formula behind them, or before them.
 CHANGED_BEFORE = re.compile(
     r"(?:\b(?:not|never|neither|nor|except|anything but|other than|(?:less|more|fewer|greater|larger|smaller) than"
     r"|at (?:least|most)|up to|about|around|approximately|roughly|nearly|almost|minus|negative|under|above|below|twice"
-    r"|double|half of|root of|cannot)"
+    rf"|double|half of|root of|cannot|{NOT_OR})"
     r"|n't)(?:\s++(?:be|equal|equals|to|the))*+[\s*$(\\]*+$",
     re.IGNORECASE,
 )
-SCALE = r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|mod|modulo|factorial|squared|cubed|halves|thirds"
+SCALE = (
+    "hundreds?|thousands?|millions?|billions?|trillions?|dozens?|mod|modulo|factorial|squared|cubed|halves|thirds"
+    f"|{MILLIONS}"
+)
 CHANGED_BEHIND = re.compile(
     r"[\s*$)}\]\\-]{0,20}+(?:text *\{ *)?(?:(?:" + SCALE + r"|plus|minus|times|divided|or (?:more|less|fewer|so)"
-    r"|and (?:a |one )?(?:half|third|quarter)|(?:is|was)(?:n't| not| wrong| incorrect| false)|pi|sin|cos|tan|log|ln)\b"
-    r"|isn't|wasn't)",
+    r"|and (?:a |one )?(?:half|third|quarter)|(?:is|was)(?:n't| not| wrong| incorrect| false)|pi|sin|cos|tan|log|ln"
+    rf"|{NOT_OR}|{SHORT_WORD})\b|isn't|wasn't)",
     re.IGNORECASE,
 )
-# Signs that change a number behind them. What may be behind one: a short unit, closing signs, then a word or nothing.
+# Signs that change a number behind them. What may be behind one: a short unit, a rate, closing signs, then a word or
+# nothing.
 SIGN_BEFORE = re.compile("[<>~!\u00ac\u2010-\u2014\u2200-\u22ff\uff0d]\\s?$|[0-9][a-z] ?[-+*/] ?$")
 SHORT_UNITS = (
     "(?:km|cm|mm|m|ft|in)(?:[\u00b2\u00b3]|\\^[23])"
     "|km|cm|mm|m|kg|mg|g|lbs?|oz|ft|in|ml|l|hrs?|h|mins?|s|mph|am|pm|st|nd|rd|th|cents?|dollars?"
 )
+# What a rate may be per: a listed word, since letters may be a product.
+PER = (
+    "(?:hour|hr|day|week|month|year|minute|min|second|mile|km|kg|ounce|pound|lb|gallon|liter"
+    "|person|piece|item|box|bag|cup)s?(?![A-Za-z(])"
+)
+RATE = rf" ?/ ?(?:{PER}|\\(?:text|mathrm|mbox) ?\{{ *(?:[hs]|{PER}) *\}})"
 NO_SIGN = "\u00ac-\u00af\u00b1-\u2012\u2015-\u2017\u2020-\u209f\u20d0-\U0010ffff"
 BEHIND = re.compile(
-    rf"(?:{SHORT_UNITS})?(?![A-Za-z0-9])-?(?![0-9+/^<>~|&@#_'{NO_SIGN}])(?:[\s*$)}}\]\"]|\\[,;: ])*+"
-    rf"(?!-(?![ -]*[A-Za-z]{{2}})|[+/^<>~|&{NO_SIGN}]|(?<=[*])[A-Za-z0-9(]|[A-Zb-z](?![A-Za-z.]))"
+    rf"(?:(?:{SHORT_UNITS})(?:/[hs](?![A-Za-z]))?)?(?:{RATE})?(?![A-Za-z0-9])"
+    rf"-?(?![0-9+/^<>~|&@#_'{NO_SIGN}])(?:[\s*$)}}\]\"]|\\[,;: ])*+"
+    rf"(?!-(?![ -]*[A-Za-z]{{2}})|[+/^<>~|&]|(?![{ACCENTED}])[{NO_SIGN}]|(?<=[*])[A-Za-z0-9({ACCENTED}]"
+    rf"|[A-Zb-z](?![A-Za-z.{ACCENTED}]))"
 )
 BESIDE = 60
 NO_UNIT = re.compile(
     rf"\b(?:{SCALE}|plus|minus|times|divided|or|and|not|is|was|wrong|pi|sin|cos|tan|cot|sec|csc|log|ln|exp"
-    r"|if|for|where|when|right|even|odd|percent|[ap]\.?m)\b",
+    rf"|if|for|where|when|right|even|odd|percent|[ap]\.?m|{NOT_OR}|{SHORT_WORD})\b",
     re.IGNORECASE,
 )
 SYNONYMS = {
@@ -72,11 +96,20 @@ SYNONYMS = {
     "month": "",
     "year": "yr",
     "mph": "",
+    "kph": "kmh kmph",
+    "rpm": "",
+    "mg": "milligram",
+    "kw": "kilowatt",
+    "kwh": "",
+    "ft^2": "sqft",
 }
 UNITS = {word: unit for unit, words in SYNONYMS.items() for word in [unit, *words.split()]}
 # These fit every unit.
 ANY_UNIT = {"unit", "unit^2", "unit^3"}
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+JOINING = {"of", "to", "a", "an"}
+# Letters that are factors rather than a word: without vowels, or from the ends of the alphabet.
+FACTORS = re.compile("[b-df-hj-np-tv-z]+|[a-fw-z]+")
 BRACKETED = re.compile(r"\\text|\\frac|(?<![\^])\{|\}")
 PIECE = re.compile(r"[a-z]+|\^\{?-?[0-9]|/|[^\x00-\x7f]+")
 IN_TEXT = (
@@ -85,11 +118,14 @@ IN_TEXT = (
 )
 TEXT_UNIT = re.compile(rf"(?<=[0-9}})])({IN_TEXT})$")
 TEXT_UNIT_BEHIND_A_LETTER = re.compile(rf"(?<=[A-Za-z])({IN_TEXT})$")
+RATE_UNIT = re.compile(rf"(?<=[0-9}})])({RATE})$")
+WORD = f"[A-Za-z{ACCENTED}]"
 PROSE_UNIT = re.compile(
-    r"(?<=[0-9}])\s+([A-Za-z]{2,}(?:[ /-][A-Za-z]+){0,2}\.?(?:\^\{?[23]\}?)?)$"
+    rf"(?<=[0-9}}])\s+({WORD}{{2,}}(?:[ /-]{WORD}+){{0,2}}\.?(?:\^\{{?[23]\}}?)?)$"
     r"|(?<=[0-9]) *((?:cm|mm|km|m|ft|in)\^\{?[23]\}?)$"
     r"|(?<=[0-9])((?:km|cm|mm|kg|ml|mph|ft|lbs?)|[a-z]{4,})$"
 )
+END_OF_PROSE = re.compile(r"\.?(?:\^\{?[23]\}?)?$")
 CURRENCY = re.compile(r"^(-?)\s*\\?(?:([$\u20ac\u00a3])|\\text\{ *(USD|EUR|GBP) *\}|(USD|EUR|GBP))\s*(?=-?[0-9.])")
 CURRENCY_BEHIND = re.compile(r"(?<=[0-9])\s*\\?([$\u20ac\u00a3])$")
 CURRENCIES = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
@@ -97,18 +133,43 @@ CURRENCIES = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
 
 def take_unit(value: str) -> tuple[str, str]:
     """The value without the unit or the currency beside its number, and that unit."""
-    for pattern in (TEXT_UNIT, PROSE_UNIT, TEXT_UNIT_BEHIND_A_LETTER):
+    for pattern in (TEXT_UNIT, RATE_UNIT, PROSE_UNIT, TEXT_UNIT_BEHIND_A_LETTER):
         match = pattern.search(value)
-        if match and not NO_UNIT.search(match[0]):
-            unit = one_spelling("".join(group or "" for group in match.groups()))
-            if pattern is not TEXT_UNIT_BEHIND_A_LETTER or unit.rstrip("^23") in SYNONYMS:
-                return value[: match.start()].rstrip(), unit
+        written = "".join(group or "" for group in match.groups()) if match else ""
+        if match and not NO_UNIT.search(match[0]) and is_unit(pattern, written):
+            shorter, unit = value[: match.start()].rstrip(), one_spelling(written)
+            if pattern is not RATE_UNIT:
+                return shorter, unit
+            amount, currency = take_currency(shorter)
+            return amount, f"{currency} {unit}".strip()
+    return take_currency(value)
+
+
+def take_currency(value: str) -> tuple[str, str]:
+    """The value without the currency beside its number, and that currency."""
     if match := CURRENCY_BEHIND.search(value):
         return value[: match.start()], CURRENCIES[match[1]]
     if match := CURRENCY.match(value):
         name = match[2] or match[3] or match[4]
         return str(match[1]) + value[match.end() :], CURRENCIES.get(name) or UNITS[name.lower()]
     return value, ""
+
+
+def is_unit(pattern: re.Pattern[str], written: str) -> bool:
+    """Whether what this pattern found is a unit: behind a letter a listed one, in prose words and no product."""
+    if pattern is TEXT_UNIT_BEHIND_A_LETTER:
+        return one_spelling(written).rstrip("^23") in SYNONYMS
+    if pattern is not PROSE_UNIT:
+        return True
+    *others, last = re.split("[ /-]", END_OF_PROSE.sub("", written).lower())
+    return is_word(last) and all(is_word(other) or other in JOINING for other in others)
+
+
+def is_word(letters: str) -> bool:
+    """Whether it is a unit or another word."""
+    if letters in UNITS or letters in POWERS:
+        return True
+    return len(letters) > 2 and (letters.removesuffix("s") in UNITS or not FACTORS.fullmatch(letters))
 
 
 def one_spelling(unit: str) -> str:
