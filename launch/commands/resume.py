@@ -54,12 +54,12 @@ def resume_run(
     with run.locked():
         summary, config = read_summary(run), config_from_json(run.config.read_bytes())
         if steps is not None and steps != config.run.steps:
-            planned, newest = config.run.steps, newest_step(run, config.checkpoint.keep)
+            before, newest = config.run.steps, newest_step(run, config.checkpoint.keep)
             refuse_fewer_steps(run.path, steps, newest, summary)
             if newest or any(run.journal.glob("*")):
-                refuse_other_rates(run.path, steps, planned, config.optimizer.schedule)
-                refuse_other_stages(run.path, steps, planned, config.curriculum)
-                refuse_other_lag(run.path, steps, planned, newest, config.pipeline.max_lag)
+                refuse_other_rates(run.path, steps, before, config.optimizer.schedule)
+                refuse_other_stages(run.path, steps, before, config.curriculum)
+                refuse_other_lag(run.path, steps, before, newest, config.pipeline.max_lag)
         # Another on_fault does not change what was trained so far: no step has met a fault yet, or the run would have
         # ended there. So a replay still gives the same adapter. The number of actors never changes it.
         changed = replace(
