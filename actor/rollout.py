@@ -212,7 +212,7 @@ def extras_by_name(verdicts: Sequence[Verdict]) -> dict[str, tuple[str, ...]]:
 
 
 def fitting(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """The same groups, with long extras cut until all fit into one message; at the end there are none."""
+    """The same groups, with long extras cut until all fit into one message. If that is not enough, they are removed."""
     most = 4 * MAX_EXTRA_CHARS
     while most and any(group.extras for group in groups) and sum(map(body_bytes, groups)) > GROUPS_BYTES:
         most //= 2

@@ -18,7 +18,7 @@ import re
 
 # Without dotless i and long s, which are i and s where case is ignored.
 ACCENTED = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u012f\u0132-\u017e\u0180-\u01bf\u01c4-\u024f\u1e00-\u1eff"
-# It may be `not`, `and` or `more`.
+# A short accented word may mean `not`, `and` or `more`, so it is no unit.
 SHORT_WORD = f"(?=[a-z]{{0,2}}[{ACCENTED}])[a-z{ACCENTED}]{{1,3}}"
 # Not, or, thousand, million and dozen in other languages.
 NOT_OR = "nicht|pas|n\u00e3o|oder|ou"
@@ -119,9 +119,9 @@ IN_TEXT = (
 TEXT_UNIT = re.compile(rf"(?<=[0-9}})])({IN_TEXT})$")
 TEXT_UNIT_BEHIND_A_LETTER = re.compile(rf"(?<=[A-Za-z])({IN_TEXT})$")
 RATE_UNIT = re.compile(rf"(?<=[0-9}})])({RATE})$")
-WORD = f"[A-Za-z{ACCENTED}]"
+LETTER = f"[A-Za-z{ACCENTED}]"
 PROSE_UNIT = re.compile(
-    rf"(?<=[0-9}}])\s+({WORD}{{2,}}(?:[ /-]{WORD}+){{0,2}}\.?(?:\^\{{?[23]\}}?)?)$"
+    rf"(?<=[0-9}}])\s+({LETTER}{{2,}}(?:[ /-]{LETTER}+){{0,2}}\.?(?:\^\{{?[23]\}}?)?)$"
     r"|(?<=[0-9]) *((?:cm|mm|km|m|ft|in)\^\{?[23]\}?)$"
     r"|(?<=[0-9])((?:km|cm|mm|kg|ml|mph|ft|lbs?)|[a-z]{4,})$"
 )
@@ -166,7 +166,7 @@ def is_unit(pattern: re.Pattern[str], written: str) -> bool:
 
 
 def is_word(letters: str) -> bool:
-    """Whether it is a unit or another word."""
+    """False if the letters look like a product, as `xy` does."""
     if letters in UNITS or letters in POWERS:
         return True
     return len(letters) > 2 and (letters.removesuffix("s") in UNITS or not FACTORS.fullmatch(letters))

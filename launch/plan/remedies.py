@@ -216,7 +216,7 @@ def fewer_ranks(value: int) -> Change[Work]:
 
 
 def fewer_groups(work: Work) -> Iterator[Change[Work]]:
-    """Of a step. Where their number grows, its limit is lowered, which is never less than the number at first."""
+    """Fewer groups in a step. If growth is on, its limit is lowered, but not below `rollout.prompts`."""
     if work.groups > work.rollout.prompts:
         yield from map(less_growth, halves(work.groups, work.rollout.prompts))
     else:

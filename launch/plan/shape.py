@@ -46,7 +46,7 @@ class Passes:
     forward: int
     """Without gradient."""
     updates: int
-    """Steps of the optimizer."""
+    """Updates of the adapter in one step."""
 
 
 @dataclass(frozen=True, kw_only=True)

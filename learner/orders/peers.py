@@ -343,8 +343,8 @@ class Peers:
 
 
 class Takers:
-    """Who takes each of the orders that are given out at one moment and name one policy. All peers are looked at once,
-    so the cost does not grow with orders times peers."""
+    """Chooses a peer for each order of one version, in one round of sending. All peers are looked at once, so the cost
+    does not grow with orders times peers."""
 
     def __init__(self, peers: Peers, version: int) -> None:
         self.peers = peers

@@ -187,7 +187,7 @@ def local_file(source: str, split: str) -> Path | None:
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
     """All columns as text, under their canonical names, without empty ones and names that the wire does not take.
-    A column whose name is taken by the configured one is not among them."""
+    If a configured column becomes `answer`, one that is called `answer` already is left out."""
     ours = {column: name for name, column in names.items()}
     taken = {name for name, column in names.items() if column in row} - ours.keys()
     columns = {

@@ -123,7 +123,7 @@ class Config(Section, frozen=True, kw_only=True):
     def can_be_extended(self) -> bool:
         """Whether steps after the planned end are those of a run that was planned longer. With a lag they had to be
         ordered before that end; stages that share all steps, and rates that fall until the last one, would have been
-        others."""
+        different."""
         return not self.pipeline.max_lag and not self.curriculum.shares_steps and self.optimizer.schedule == "constant"
 
     @property
