@@ -20,8 +20,8 @@ from actor.scoring.teacher import AskTeacher, no_teacher
 from actor.scoring.votes import CastVotes, nobody_votes
 from actor.verifiers.reward_arguments import MAX_EXTRA_CHARS
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
-from protocol.codec import GROUPS_BYTES, body_bytes
-from protocol.limits import MAX_KEYS
+from protocol.codec import body_bytes
+from protocol.limits import GROUPS_BYTES, MAX_KEYS
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
 from shared.process.free_memory import peak_memory_mb
 from shared.process.lease import ComputeLease

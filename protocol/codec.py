@@ -40,8 +40,6 @@ NAMES = {dtype.str[1:]: name for name, dtype in DTYPES.items()}
 MESSAGES: dict[str, type[AnyMessage]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 FRAME_LIMITS = (MAX_HEADER_BYTES, MAX_BODY_BYTES, MAX_BUFFER_BYTES)
 LENGTH = struct.Struct("<I")
-GROUPS_BYTES = MAX_BODY_BYTES - 2**17
-"""What the groups of an order may take of the body, so that ids, times and a teacher's part find room beside them."""
 
 
 class Header(Record, frozen=True, kw_only=True):

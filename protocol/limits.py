@@ -10,6 +10,8 @@ MAX_HEADER_BYTES = 256
 """Size of the header frame."""
 MAX_BODY_BYTES = 8 * 2**20
 """Size of the body frame; parsed msgpack takes up to 65 times its bytes, so this limits memory too."""
+GROUPS_BYTES = MAX_BODY_BYTES - 2**17
+"""What the groups of an order may take of it, so that ids, times and a teacher's part find room beside them."""
 MAX_BUFFER_BYTES = 2**30
 """Size of the buffer frame; an adapter is its largest content."""
 BUFFER_ALIGNMENT = 16

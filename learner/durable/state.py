@@ -99,7 +99,7 @@ class LearnerState:
         self.anchor = anchor
 
     def to_save(self, step: int, totals: RunTotals) -> UnsavedCheckpoint:
-        """The state after `step` updates."""
+        """The state after this many steps."""
         versions = self.publisher.versions
         facts: dict[str, Any] = {
             "step": step,

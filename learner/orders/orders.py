@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from learner.tasks.tasks import Task
-from protocol.codec import GROUPS_BYTES, body_bytes
+from protocol.codec import body_bytes
+from protocol.limits import GROUPS_BYTES
 from protocol.messages import FilledOrder, Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 

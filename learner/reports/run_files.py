@@ -78,7 +78,7 @@ class RunFiles:
         self.metrics.log(msgspec.structs.replace(metrics, evaluated=evaluated, actors=actors, limited=limited))
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
-        """The whole state after `step` updates, if the base they used is whole; then the journal may shrink."""
+        """The whole state after this many steps, if the base they used is whole; then the journal may shrink."""
         self.base.check()
         # A resumed run starts after this checkpoint and does not write the rows of its steps again.
         self.metrics.sync()

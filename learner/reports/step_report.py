@@ -27,7 +27,7 @@ class Files(Protocol):
         ...
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
-        """The whole state after `step` updates."""
+        """The whole state after this many steps."""
         ...
 
 

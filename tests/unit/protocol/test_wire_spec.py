@@ -123,6 +123,7 @@ def test_limits_are_a_decision() -> None:
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
         "MAX_BODY_BYTES": 8_388_608,
+        "GROUPS_BYTES": 8_257_536,
         "MAX_BUFFER_BYTES": 1_073_741_824,
         "BUFFER_ALIGNMENT": 16,
         "PART_BYTES": 1_048_576,
