@@ -43,8 +43,11 @@ def run_safely(argv: list[str], program: str, system: str) -> int:
     from protocol.errors import SecurityError
     from protocol.plain_text import for_terminal
     from shared.errors import UserError
+    from shared.process.parent_death import die_with_parent
     from shared.process.supported_system import refuse_other_systems
 
+    # The page of `ui` names itself to what must not outlive it.
+    die_with_parent()
     try:
         args = parse(argv, program)
         refuse_other_systems(system)

@@ -13,6 +13,7 @@ Nothing here loads torch, and no other command loads this module.
 """
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,8 @@ _tandem() {
         fi
     done
     (( $#whole + $#open )) || { _files; return }
+    # zsh would quote the ~ of a candidate, but not of what stands before all of them.
+    compset -P '\\~/' && whole=("${(@)whole#\\~/}") open=("${(@)open#\\~/}")
     compadd -l -d shown -a whole
     compadd -S '' -a open
 }
@@ -71,7 +74,7 @@ compdef _tandem_module python python3
 """
 FISH = """\
 function __tandem
-    set -l token (commandline -ct)
+    set -l token (commandline -ct | string unescape)
     set -l found (ASK (commandline -opc) "$token" 2>/dev/null)
     if test (count $found) -gt 0
         printf '%s\\n' $found
@@ -116,7 +119,13 @@ def candidates_for_bash(line: str, here: Path) -> Candidates:
     words = split(line)
     found = candidates(arguments(words), here)
     kept = words[-1].rfind("=") + 1
-    return {shlex.quote(word[kept:]): what for word, what in found.items()}
+    return {escaped(word[kept:]): what for word, what in found.items()}
+
+
+def escaped(word: str) -> str:
+    """As bash reads it without quotes: a word in quotes would be complete, and its ~ would be no home folder."""
+    home = "~/" if word.startswith("~/") else ""
+    return home + re.sub(r"[^\w@%+=:,./-]", r"\\\g<0>", word.removeprefix(home))
 
 
 def split(line: str) -> list[str]:

@@ -48,8 +48,8 @@ ANSWERS = {
     "--resume": "use the command `resume DIR`, which takes the newest checkpoint",
     "--config": "give the file itself: `run my.toml`, or my.yaml",
     "--lora-weights": "use the command `generate DIR` with the run's directory",
-    "--num-gpus": "there is one learner; compute.learner_card and compute.actor_card choose cards",
-    "--nproc-per-node": "there is one learner; compute.learner_card and compute.actor_card choose cards",
+    "--num-gpus": "--ranks N is a learner on N cards; compute.learner_card and compute.actor_card choose cards",
+    "--nproc-per-node": "--ranks N is a learner on N cards; compute.learner_card and compute.actor_card choose cards",
 }
 """Flag -> what to do instead; none of ours means exactly the same."""
 

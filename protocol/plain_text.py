@@ -2,6 +2,7 @@
 
     for_log        one line of limited length; characters that cannot be printed become escapes (`\\n`, `\\x1b`)
     for_terminal   line breaks and tabs stay; other control characters become escapes
+    for_wire       halves of a surrogate pair, which UTF-8 cannot carry, become question marks
 
 Without this a line break could forge a line of the log, and an escape code could clear the screen or write to the
 clipboard. Left out on purpose: characters that look like other characters.
@@ -21,6 +22,11 @@ def for_log(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
 def for_terminal(text: str) -> str:
     """The whole text, with its control characters escaped except line breaks and tabs."""
     return "".join(escaped(char) if is_control(char) and char not in LAYOUT else char for char in text)
+
+
+def for_wire(text: str) -> str:
+    """Python has such halves for bytes of a file name that are not UTF-8, and where JSON has half of an emoji."""
+    return text.encode(errors="replace").decode()
 
 
 def is_control(char: str) -> bool:

@@ -119,11 +119,21 @@ class EnvironmentPool:
             for seat in waiting:
                 found = seat.look(START_LIMIT_S)
                 if isinstance(found, Lost):
-                    raise RewardError(f"environment.function = {self.config.function!r}, while loaded: {found.note}")
+                    raise RewardError(f"{self.named}, while loaded: {found.note}")
+            if self.fork_server.is_gone:
+                raise RewardError(f"{self.named}: the process that starts the environments ended while they loaded.")
             on_progress()
+
+    @property
+    def named(self) -> str:
+        """What the user has given, for errors."""
+        if self.config.function:
+            return f"environment.function = {self.config.function!r}"
+        return f"environment.tools = {self.config.tools!r}"
 
     def ask(self, calls: Mapping[int, Call], on_progress: Callable[[], None]) -> dict[int, Answer | Lost]:
         """Number of the seat -> its answer, in the order of the calls."""
+        self.replace_ended()
         self.make_ready(max(calls, default=-1) + 1, on_progress)
         left, busy = deque(calls.items()), dict[int, Seat]()
         found: dict[int, Answer | Lost] = {}
@@ -175,12 +185,21 @@ class EnvironmentPool:
             if seat.worker.unsent:
                 poll.register(seat.worker.calls, select.POLLOUT)
         poll.poll(TICK_S * 1000)
+        self.note_exits()
+
+    def replace_ended(self) -> None:
+        """Those that have ended since the last calls."""
+        self.note_exits()
+        if self.fork_server.is_gone:
+            self.start_again()
+
+    def note_exits(self) -> None:
+        """Those that have ended in a call keep their code, those between two calls are replaced."""
         by_number = {seat.worker.number: seat for seat in self.seats}
         for exited in self.fork_server.exits():
             if exited.number in by_number:
                 by_number[exited.number].code = exited.code
         for seat in self.seats:
-            # A process that ends between two calls.
             if seat.code is not None and seat.call is None and seat.is_ready:
                 seat.untold_end = True
                 seat.replace()

@@ -33,6 +33,7 @@ from actor.scoring.worker import (
 )
 from actor.verifiers.reward_function import in_words
 from actor.verifiers.verdict import one_line
+from protocol.plain_text import for_wire
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
 
@@ -202,7 +203,8 @@ def answered(texts: list[str], *, opening: bool = False) -> Answer:
     chars = sum(map(len, texts))
     if chars > MAX_ANSWER_CHARS:
         return Broken(note=f"The environment answered with {chars} characters; {MAX_ANSWER_CHARS} are allowed.")
-    return Opened(text=texts[0]) if opening else Answered(texts=texts)
+    sent = [for_wire(text) for text in texts]
+    return Opened(text=sent[0]) if opening else Answered(texts=sent)
 
 
 def acted(reward: Rewarded | Broken) -> Answer:

@@ -29,6 +29,8 @@ KNOWN = re.compile(
 )
 PACKET_BYTES = 4096
 END_LIMIT_S = 5.0
+SEND_LIMIT_S = 5.0
+"""Longest wait for room in the socket, which takes a few hundred commands."""
 
 
 class ForkServerProcess:
@@ -60,9 +62,11 @@ class ForkServerProcess:
         return self.commands.fileno()
 
     def send(self, command: Command, descriptors: Sequence[int] = ()) -> None:
-        """A fork server that lets the socket fill up counts as gone."""
+        """A fork server that lets the socket stay full counts as gone."""
         try:
+            self.commands.settimeout(SEND_LIMIT_S)
             socket.send_fds(self.commands, [msgspec.msgpack.encode(command)], list(descriptors))
+            self.commands.setblocking(False)
         except OSError:
             self.is_gone = True
 

@@ -98,6 +98,5 @@ def comparison(
 
 
 def as_job(gold: str, answer: str) -> ScoreJob:
-    return ScoreJob(
-        prompt="", completion=f"\\boxed{{{answer}}}", completion_ids=[], truncated=False, columns={"answer": gold}
-    )
+    text, columns = f"\\boxed{{{answer}}}", {"answer": gold}
+    return ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns, compares=True)

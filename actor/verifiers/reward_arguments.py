@@ -25,6 +25,7 @@ from msgspec import structs
 
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.limits import MAX_NAME_CHARS, MAX_SCORE
+from protocol.plain_text import for_wire
 from shared.config.data import UNCONVERTED, RewardForm
 
 MAX_EXTRA_CHARS = 300
@@ -60,7 +61,7 @@ class RewardLog:
         self.extras: dict[str, list[str]] = {}
 
     def extra(self, column: str, values: Iterable[Any]) -> None:
-        texts = [str(value)[:MAX_EXTRA_CHARS] for value in values]
+        texts = [for_wire(str(value)[:MAX_EXTRA_CHARS]) for value in values]
         if len(texts) != self.completions:
             raise ValueError(f"log_extra got {len(texts)} values of {column!r} for {self.completions} completions")
         self.extras[logged_name("log_extra", column, self.extras)] = texts

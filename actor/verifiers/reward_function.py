@@ -78,15 +78,13 @@ def load_reward_function(spec: str) -> RewardFunction:
 def find_reward_function(spec: str) -> RewardFunction:
     path, _, name = spec.rpartition(":")
     if not path or not name:
-        raise RewardError(f"verifier.function is {spec!r}; name a function as path/to/file.py:name.")
+        raise RewardError(f"Got {spec!r}, expected a function as path/to/file.py:name.")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RewardError(
-            f"verifier.function names {path}, but there is no such file; a path is relative to {Path.cwd()}."
-        )
+        raise RewardError(f"{path} was named, but there is no such file; a path is relative to {Path.cwd()}.")
     function = getattr(import_file(file), name, None)
     if function is None:
-        raise RewardError(f"verifier.function names {name}, but {path} defines no such name.")
+        raise RewardError(f"{path} was asked for {name}, but defines no such name.")
     if not callable(function) or hasattr(function, "forward"):
         raise RewardError(
             f"{name} in {path} is of type {type(function).__name__}; a function is needed, or a class with __call__."
@@ -103,7 +101,7 @@ def import_file(file: Path) -> ModuleType:
         return known
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
-        raise RewardError(f"verifier.function names {file}, which is not a Python file; its name must end in .py.")
+        raise RewardError(f"{file} is not a Python file; its name must end in .py.")
     # At the end, so that the user's files cannot hide ours; registered, because dataclasses look their module up.
     sys.path.append(str(file.resolve().parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

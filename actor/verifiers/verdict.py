@@ -43,6 +43,8 @@ class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
     """The task's columns: `answer` with the gold answer, and what the data set has besides."""
     context: Context = Context()
     """The same for all jobs of an order."""
+    compares: bool = False
+    """Whether it compares two final answers. That is no completion, and no function of the user is asked about it."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,7 +157,7 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
 def questions() -> Iterator[str]:
     """Typed at a prompt, or the lines of a pipe."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        yield from map(decoded, count(1), sys.stdin.buffer)
         return
     # Gives `input` arrow keys and a history, on systems that have it.
     import readline  # noqa: F401
@@ -167,6 +168,14 @@ def questions() -> Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             print()
             return
+
+
+def decoded(number: int, line: bytes) -> str:
+    """A line of a pipe."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"--chat got input that is not UTF-8 in line {number}; save it as UTF-8.") from error
 
 
 def converse(conversations: Sequence[Conversation], lines: Iterable[str], sampling: Sampling, seed: int) -> None:

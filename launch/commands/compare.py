@@ -107,9 +107,9 @@ def report(a: Side, b: Side, flips: int) -> Iterator[str]:
 
 
 def described(side: Side) -> str:
-    """`runs/first: final, after 40 updates, adapter 1a2b3c4d5e6f`"""
+    """`runs/first: final, after 40 steps, adapter 1a2b3c4d5e6f`"""
     one = side.evaluation
-    return f"{side.name}: {one.label}, after {one.version} updates, adapter {one.adapter_sha256[:12]}"
+    return f"{side.name}: {one.label}, after {one.version} steps, adapter {one.adapter_sha256[:12]}"
 
 
 def verdict(name: str, a: Decoded, b: Decoded, difference: Difference) -> str:

@@ -17,7 +17,7 @@ from protocol.access.key_list import ListedKey, create_invitation, is_taken, lis
 from protocol.access.keys import check_folder, create_actor_key
 from protocol.plain_text import for_terminal
 from shared.config.load import config_from_json
-from shared.config.processes import LinkConfig, dial_address
+from shared.config.processes import LinkConfig
 from shared.errors import ConfigError
 from shared.process.invitation import TAKEN, digest, write_invitation
 from shared.process.processor import is_open
@@ -35,9 +35,11 @@ def make_key(*, directory: Path, name: str) -> int:
     print(f"{file} is the key of actor {name}. On this machine: python -m actor --run {folder} --id {name}")
     if config.link.endpoint != "ipc":
         print(f"On another machine, copy {file} (mode 600, over a channel you trust) and {run.config} there, and run:")
-        print(
-            f"  python -m actor --connect {dial_address(config.link, directory)} --key {name}.json --config config.json"
-        )
+        local = is_local(config.link.endpoint, to_listen=False)
+        address = "tcp://HOST:PORT" if local else config.link.endpoint
+        print(f"  python -m actor --connect {address} --key {name}.json --config config.json")
+        if local:
+            print(f"HOST:PORT is where that machine reaches this one; {config.link.endpoint} is of this machine only.")
     print_how_to_revoke(directory, name)
     return 0
 

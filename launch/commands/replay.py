@@ -34,7 +34,7 @@ from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
 from shared.run.metrics import finite
 from shared.run.run_dir import RunDir
-from shared.run.summary import read_summary
+from shared.run.summary import Summary, read_summary
 
 if TYPE_CHECKING:
     from learner.quarantine.quarantine import KeptBatch
@@ -50,10 +50,7 @@ def replay_run(*, directory: Path) -> int:
         raise RunDirError(
             f"{directory} has no checkpoint to compare with yet; let it train {config.checkpoint.every} steps."
         )
-    expected = json.loads(checkpoint.files["state.json"])["adapter_sha256"]
-    summary = read_summary(run)
-    if summary and summary.status == "done":
-        expected = summary.adapter_sha256
+    expected = expected_digest(checkpoint, read_summary(run))
     with repair_advice(store):
         journal = Journal.read(run.journal)
     first = first_state(store, journal.start, newest=checkpoint.step)
@@ -77,6 +74,14 @@ def replay_run(*, directory: Path) -> int:
     }
     print(json.dumps(report))
     return 0 if found == expected else 1
+
+
+def expected_digest(checkpoint: Checkpoint, summary: Summary | None) -> str:
+    """Of the adapter after this checkpoint's step. The summary has that of the run's last step only, and a damaged
+    checkpoint may have been passed over."""
+    if summary and summary.status == "done" and summary.steps == checkpoint.step:
+        return summary.adapter_sha256
+    return json.loads(checkpoint.files["state.json"])["adapter_sha256"]
 
 
 def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint | None:
@@ -154,7 +159,7 @@ def replay_batch(*, file: Path) -> int:
 
     if config.loss.kind == "opd":
         # What it followed is in the run beside the file: adapters, and the data behind the prompts.
-        given = adapters_of(RunDir(file.parents[1]), config.lora.start_from, config.teacher.adapter)
+        given = adapters_of(run_of(file), config.lora.start_from, config.teacher.adapter)
         prompter = load_prompter(cached_base(config.model).folder)
         tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
         teacher = teacher_of(config, prompter, tasks.train, given.teacher)
@@ -167,6 +172,11 @@ def replay_batch(*, file: Path) -> int:
     report = batch_report(kept, found)
     print(json.dumps(report))
     return 0 if report["reproduced"] else 1
+
+
+def run_of(file: Path) -> RunDir:
+    """The run in whose quarantine/ the file is."""
+    return RunDir(file.resolve().parents[1])
 
 
 def sample_lines(kept: "KeptBatch", found: "Reproduction") -> list[str]:

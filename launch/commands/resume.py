@@ -72,12 +72,12 @@ def resume_run(
                 ranks=at_most("--ranks", ranks or config.compute.ranks, MAX_RANKS),
             ),
         )
+        if resample_step is not None:  # which may be refused, so before all that is written
+            print(resample(run, resample_step, changed.run.steps, changed.checkpoint.keep), file=sys.stderr)
         if actors:
             add_keys(run.keys, [actor.name for actor in topology(run.path, changed).actors])
         if changed != config:
             write_whole(run.config, config_to_json(changed))
-        if resample_step is not None:
-            print(resample(run, resample_step, changed.run.steps, changed.checkpoint.keep), file=sys.stderr)
     if summary and summary.status == "done" and summary.steps >= changed.run.steps:
         finish_followers(run, topology(run.path, changed).followers)
         print(finished(directory, summary.steps, can_be_extended=config.can_be_extended))

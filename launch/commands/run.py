@@ -149,7 +149,13 @@ def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag:
     """If some of several actors can have no work at times."""
     size = rollout.groups_per_order or rollout.prompts
     orders, cores = -(-rollout.prompts // size) * (1 + max_lag), len(os.sched_getaffinity(0))
-    if orders < compute.actors:
+    if (groups := rollout.prompts * (1 + max_lag)) < compute.actors:
+        print(
+            f"warning: at most {groups} of {compute.actors} actors can have an order at a time, because rollout.prompts"
+            f" is {rollout.prompts}; use more prompts, or fewer actors.",
+            file=sys.stderr,
+        )
+    elif orders < compute.actors:
         most = max(1, rollout.prompts // (2 * compute.actors))
         print(
             f"warning: {orders} of {compute.actors} actors can have an order at a time, because an order has {size}"

@@ -20,8 +20,8 @@ import msgspec
 from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
-from shared.config.data import VerifierConfig, VerifierKind
-from shared.errors import DataError
+from shared.config.data import MAX_WORKERS, VerifierConfig, VerifierKind
+from shared.errors import ConfigError, DataError
 from shared.run.files import write_whole
 
 
@@ -37,6 +37,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify_file(*, kind: VerifierKind, strict: bool, source: Path, out: Path, workers: int) -> int:
+    if workers > MAX_WORKERS:
+        raise ConfigError(f"--workers got {workers}; expected at most {MAX_WORKERS}.")
     rows = read_rows(source)
     read = [row for row in rows if isinstance(row, Row)]
     verifier = VerifierConfig(kind=kind, strict=strict, workers=workers)

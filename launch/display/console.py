@@ -27,7 +27,9 @@ class PipeConsole(Console):
 def make_console() -> Console:
     # rich would take FORCE_COLOR, which notebooks and CI set, for a terminal, and draw the live display into a file.
     terminal = sys.stdout.isatty()
-    return PipeConsole(highlight=False, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH)
+    width = None if terminal else PLAIN_WIDTH
+    # rich would put a symbol in place of `:x:`, also where markup is off.
+    return PipeConsole(highlight=False, emoji=False, force_terminal=terminal, width=width)
 
 
 def next_command(*words: str) -> str:

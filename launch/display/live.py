@@ -88,7 +88,9 @@ class Curve:
 def draw(view: View) -> RenderableType:
     middle = running(view) if view.rows else [waiting(view)]
     parts = [progress(view), Text(), *middle, *messages(view)]
-    return Panel(Group(*parts), title=f"tandem  {view.title}", title_align="left", border_style="dim")
+    # As Text, since rich would read brackets in a plain string as markup.
+    title = Text(f"tandem  {for_terminal(view.title)}")
+    return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
 
 
 def waiting(view: View) -> Text:

@@ -245,7 +245,7 @@ LEGEND = (
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    console.print(title(evaluation), soft_wrap=True)
+    console.print(Text(for_terminal(title(evaluation))), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in HEAD:
         table.add_column(name, no_wrap=True, justify="left" if not name else "right")

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shared.process.entry_point import raised_limit
 from shared.process.processor import read_flags
 from shared.run.run_dir import CPUINFO, cpu_name
 
@@ -45,7 +46,7 @@ class Limits:
     """Soft limits of this process (ulimit); None for unlimited."""
 
     open_files: int | None
-    """File descriptors of one process."""
+    """File descriptors of one process of a run, which raises its soft limit at the start."""
     file_bytes: int | None
     """Largest file that a process may write."""
     address_bytes: int | None
@@ -56,11 +57,16 @@ class Limits:
 
 def look_at_limits() -> Limits:
     return Limits(
-        open_files=soft(resource.RLIMIT_NOFILE),
+        open_files=open_files(),
         file_bytes=soft(resource.RLIMIT_FSIZE),
         address_bytes=soft(resource.RLIMIT_AS),
         processes=soft(resource.RLIMIT_NPROC),
     )
+
+
+def open_files() -> int | None:
+    now = soft(resource.RLIMIT_NOFILE)
+    return None if now is None else max(now, raised_limit())
 
 
 def soft(which: int) -> int | None:

@@ -193,22 +193,23 @@ def windows(machine: Machine) -> Finding:
 
 def present(machine: Machine) -> Finding:
     """The card that compute.device asks for."""
-    device = machine.config.compute.device
-    if device == "cpu":
+    compute = machine.config.compute
+    if compute.device == "cpu":
         return ok("not needed: compute.device is 'cpu'")
     cards, torch = known(machine.cards), known(machine.torch)
     if torch.devices:
         names = ", ".join(card.name for card in torch.devices)
         last = len(torch.devices) - 1
-        if max(machine.config.compute.learner_card, machine.config.compute.actor_card) > last:
+        if max(compute.learner_card + compute.ranks - 1, compute.actor_card) > last:
+            ranks = ", and use fewer ranks: each has the next card" if compute.ranks > 1 else ""
             return error(
                 f"PyTorch can use {names}, which is less than the configuration names",
-                f"set compute.learner_card and compute.actor_card to at most {last}",
+                f"set compute.learner_card and compute.actor_card to at most {last}{ranks}",
             )
         return ok(f"PyTorch can use {names}")
     trouble = torch.cuda_error or cards.trouble
     why, remedy = why_missing(cards.variables, torch.cuda_build, trouble, bool(cards.cards))
-    if device == "cuda":
+    if compute.device == "cuda":
         return error(f"compute.device is 'cuda', but {why}", f"{remedy}; or {CPU_INSTEAD}")
     if cards.cards or cards.trouble or torch.cuda_error:
         return warning(f"there is a card or a driver, but {why}; the CPU is used", remedy)
@@ -358,7 +359,8 @@ def open_files(machine: Machine) -> Finding:
     limit = known(machine.limits).open_files
     if limit is None or limit >= COMFORTABLE_OPEN_FILES:
         return ok(f"{limit or 'any number of'} open files in one process")
-    found, remedy = f"{limit} open files in one process", f"ulimit -n {COMFORTABLE_OPEN_FILES}"
+    # Processes raise the soft limit themselves, so this is the hard one.
+    found, remedy = f"{limit} open files in one process", f"ulimit -n {COMFORTABLE_OPEN_FILES}, as root"
     return error(found, remedy) if limit < MIN_OPEN_FILES else warning(found, remedy)
 
 

@@ -4,6 +4,7 @@ Hugging Face hub says about a model that has to be fetched. Only the look at the
 If the hub cannot be reached, the error is not caught here: it becomes the reason of a `Missing` fact.
 """
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 TASK_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+DIGEST = 16 * "[0-9a-f]"
+"""At the end of a name in the cache, as a pattern."""
 TIMEOUT_S = 4.0
 UNKNOWN_MODEL_BYTES = 2 * 2**30
 """What a model may need if neither its files nor the hub say how large it is."""
@@ -37,6 +40,8 @@ class Model:
     """Its size."""
     base_cache: Folder
     """Where the quantised base will be kept."""
+    cached: frozenset[str]
+    """What is kept there already: the quantisation, and number types of the dense base. Perhaps of older files."""
     hub_cache: Folder
     """Where the library of the hub keeps what it fetches."""
     offline: bool
@@ -57,10 +62,19 @@ def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig
         folder=folder,
         shape=shape_or_reason(folder, targets),
         base_cache=look_at_folder(cache_root(model).absolute()),
+        cached=cached_parts(folder, model) if folder else frozenset(),
         hub_cache=look_at_folder(hub_cache),
         offline=constants.is_offline_mode(),
         missing_files=tuple(file for file in files if Path(file).suffix in TASK_FORMATS and not Path(file).is_file()),
     )
+
+
+def cached_parts(folder: Path, model: ModelConfig) -> frozenset[str]:
+    """By the names that shared/base/cache.py gives. The digests in them would need the files and torch."""
+    source = f"{glob.escape(folder.stem)}-gguf-*" if kind_of(model) == "gguf" else glob.escape(folder.name)
+    base = f"{source}-{model.quantization}-{DIGEST}"
+    names = {model.quantization: base, **{dtype: f"{base}-{dtype}-{DIGEST}" for dtype in ("fp32", "bf16")}}
+    return frozenset(part for part, name in names.items() if any(cache_root(model).glob(name)))
 
 
 def weight_bytes(model: Model) -> int:

@@ -275,16 +275,18 @@ def hub_cache(machine: Machine) -> Finding:
 
 
 def base_cache(machine: Machine) -> Finding:
-    """A CPU reads the dense base, which is kept beside the quantised one."""
+    """A CPU reads the dense base, which is kept beside the quantised one. What is there already needs no room."""
     model, config = known(machine.model), machine.config
     if isinstance(model.shape, Missing):
         return cache_folder(model.base_cache, weight_bytes(model), "model.cache_dir")
     quantised = model.shape.file_bytes
     if config.model.quantization == "nf4":
         quantised = int(NF4_BYTES * model.shape.linear) + VALUE_BYTES["bf16"] * model.shape.rest
-    values = VALUE_BYTES[dtype_of(config.compute.dtype, on_card=on_card(machine))]
-    dense = 0 if on_card(machine) else values * (model.shape.linear + model.shape.rest)
-    return cache_folder(model.base_cache, quantised + dense, "model.cache_dir")
+    dtype = dtype_of(config.compute.dtype, on_card=on_card(machine))
+    dense = 0 if on_card(machine) else VALUE_BYTES[dtype] * (model.shape.linear + model.shape.rest)
+    parts = {config.model.quantization: quantised, dtype: dense}
+    needed = sum(num_bytes for part, num_bytes in parts.items() if part not in model.cached)
+    return cache_folder(model.base_cache, needed, "model.cache_dir")
 
 
 def cache_folder(folder: Folder, needed: int, key: str) -> Finding:
@@ -313,8 +315,10 @@ def function(machine: Machine) -> Finding:
     if not reward.function:
         return ok(f"built in: {machine.config.verifier.kind}")
     if reward.trouble:
+        is_own = reward.function not in machine.config.verifier.rewards
+        name = f"verifier.function = '{reward.function}'" if is_own else f"'{reward.function}' in [verifier.rewards]"
         return error(
-            f"verifier.function = '{reward.function}' cannot be used: {reward.trouble}",
+            f"{name} cannot be used: {reward.trouble}",
             "fix the file; its import must finish within seconds and read no input",
         )
     return ok(f"{reward.function} can be imported")

@@ -47,9 +47,11 @@ class Export:
 
 
 class Hub(Protocol):
-    """The two methods of huggingface_hub.HfApi that a push needs."""
+    """The methods of huggingface_hub.HfApi that a push needs."""
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+
+    def model_info(self, repo_id: str) -> Any: ...
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any: ...
 
@@ -83,7 +85,7 @@ def run_export(
     if form == "gguf-ready":
         print(f"next: python convert_hf_to_gguf.py {out} --outfile {out}/model.gguf --outtype bf16")
     if repo:
-        print(f"pushed to {push(out, repo, f'Step {chosen.step}, {form}', lambda: connect(token))} (private)")
+        print(f"pushed to {push(out, repo, f'Step {chosen.step}, {form}', lambda: connect(token))}")
     return 0
 
 
@@ -101,6 +103,8 @@ def refuse_taken(out: Path) -> None:
     with disk_errors(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RunDirError(f"{out} exists and is not empty; choose another --out.")
+        if out.is_dir() and out.samefile(Path()):
+            raise RunDirError(f"{out} is the current folder, which an export would replace; choose another --out.")
 
 
 def require_token() -> str:
@@ -174,16 +178,19 @@ def evaluations(run: RunDir, sha256: str) -> tuple[Evaluation, ...]:
 
 
 def push(folder: Path, repo: str, message: str, connect: Callable[[], Hub]) -> str:
-    """Returns the address of the repository. A new one is private; only its owner can decide to publish it."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    """Returns the address of the repository, and who can see it. A new one is private; only its owner can decide to
+    publish it. One that exists stays as it is."""
+    from huggingface_hub.errors import HFValidationError, HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
     try:
         hub = connect()
         hub.create_repo(repo, private=True, exist_ok=True)
+        seen_by = "private" if hub.model_info(repo).private else "public"
         hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    # Without a network the library raises an error of its HTTP client, and for a large file that failed, RuntimeError.
+    except (HTTPError, HFValidationError, OSError, RuntimeError) as error:
         raise RunDirError(
             f"The hub did not accept {repo}: {in_words(error)}; the export is complete in {folder}. To push it"
             f" again, use `hf upload {repo} {folder}`."
         ) from error
-    return f"https://huggingface.co/{repo}"
+    return f"https://huggingface.co/{repo} ({seen_by})"

@@ -10,6 +10,7 @@ base and the data; the person who publishes the model has to choose it.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.state import ADAPTER
+from learner.tasks.sources import FORMATS
 from shared.base.cache import DIGESTS, CachedBase
 from shared.base.gguf import is_gguf
 from shared.config.model import LoraConfig, ModelConfig
@@ -34,6 +36,10 @@ Form = Literal["peft", "merged", "gguf-ready"]
 ADAPTER_CONFIG = "adapter_config.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)( [\w.-]+)?")
+"""The id of a data set, and its split."""
+IN_TABLE = str.maketrans({"|": r"\|", "<": r"\<"})
+"""A table of Markdown would end a cell at the one, and read the other as HTML."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +83,13 @@ def write_merged(out: Path, policy: TrainedPolicy, form: Form, dtype: torch.dtyp
 
 
 def older_keys(model: dict[str, Any]) -> dict[str, Any]:
-    """The keys that had the base of the rotary angles before `rope_parameters`. A converter that does not find them
-    takes 10000, and the converted model writes nonsense."""
+    """The keys that had the rotary angles before `rope_parameters`. A converter that does not find them stops, or
+    takes a base of 10000, and the converted model writes nonsense."""
     rope: dict[str, Any] = model.get("rope_parameters") or {}
     found: dict[str, Any] = {"torch_dtype": model["dtype"]}
-    if "rope_theta" in rope:
-        found["rope_theta"] = rope["rope_theta"]
+    found |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     if rope.get("rope_type", "default") != "default":
-        found["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+        found["rope_scaling"] = {key: value for key, value in rope.items() if key not in found}
     return found
 
 
@@ -110,6 +115,13 @@ def base_name(path: str) -> str:
 def short_name(path: str) -> str:
     """Without the folders above it, which are private."""
     return path.rstrip("/").rpartition("/")[2]
+
+
+def public_source(source: str) -> str:
+    """`openai/gsm8k test`: a hub id is named in full, a path without the folders above it."""
+    found = ON_THE_HUB.fullmatch(source)
+    is_public = found and Path(found[1]).suffix not in FORMATS and not Path(found[1]).exists()
+    return source if is_public else short_name(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +169,7 @@ def description(facts: CardFacts) -> Iterator[str]:
         "gguf-ready": f"A whole model ({facts.dtype}), adapter merged in, ready for llama.cpp's converter",
     }[facts.form]
     yield f"# {short_name(facts.config.model.path)}, trained by reinforcement learning\n"
-    yield f"{what}, after {facts.step} updates with Tandem. After writing, {facts.agreement}.\n"
+    yield f"{what}, after {facts.step} steps with Tandem. After writing, {facts.agreement}.\n"
 
 
 def usage(facts: CardFacts) -> Iterator[str]:
@@ -191,16 +203,20 @@ def training(facts: CardFacts) -> Iterator[str]:
     yield "| | |\n|---|---|"
     rows = {
         "objective": f"{config.loss.kind}, entropy fraction {config.loss.entropy_fraction:g}",
-        "tasks": " ".join(filter(None, (config.tasks.source, config.tasks.split))),
+        "tasks": public_source(" ".join(filter(None, (config.tasks.source, config.tasks.split)))),
         "verifier": config.verifier.kind,
         "a step": f"{config.rollout.prompts} prompts x {config.rollout.group} completions"
         f" of at most {config.rollout.max_new_tokens} tokens, temperature {config.rollout.temperature:g}",
-        "updates": f"{facts.step} of {config.run.steps}, seed {config.run.seed}",
+        "steps": f"{facts.step} of {config.run.steps}, seed {config.run.seed}",
         "LoRA": lora_row(config.lora),
         "optimizer": f"AdamW, lr {config.optimizer.lr:g} ({config.optimizer.schedule})",
         "system prompt": config.tasks.system_prompt or "none",
     }
-    yield from (f"| {name} | {value} |" for name, value in rows.items())
+    yield from (f"| {name} | {cell(value)} |" for name, value in rows.items())
+
+
+def cell(text: str) -> str:
+    return "<br>".join(text.strip().translate(IN_TABLE).splitlines())
 
 
 def lora_row(lora: LoraConfig) -> str:
@@ -218,12 +234,16 @@ def results(facts: CardFacts) -> Iterator[str]:
         return
     yield "| policy | decoding | accuracy | 95 % interval | n | cap | seed |\n|---|---|---:|---:|---:|---:|---:|"
     for found in facts.evaluations:
-        policy = "base" if found.version == 0 else f"after {found.version} updates"
+        policy = "base" if found.version == 0 else f"after {found.version} steps"
         for name, way in found.ways().items():
             interval = f"[{way.low:.1%}, {way.high:.1%}]"
             yield f"| {policy} | {name} | {way.accuracy:.1%} | {interval} | {found.n} | {way.cap} | {found.seed} |"
     newest = facts.evaluations[-1]
-    tasks = f"the test set ({newest.source})" if newest.label.endswith("-test") else "the run's held-out tasks"
+    tasks = (
+        f"the test set ({public_source(newest.source)})"
+        if newest.label.endswith("-test")
+        else "the run's held-out tasks"
+    )
     yield f"\nMeasured on {tasks} with the run's verifier. Nothing else was measured.\n"
 
 

@@ -40,8 +40,9 @@ class Host:
 
     def start(self, process: Process, option: str, address: str, folder: Path) -> None:
         """option: which has the address. folder: in which the process runs."""
-        if not (folder.is_dir() and process.log.parent.is_dir()):
-            missing = process.log.parent if folder.is_dir() else folder
+        logs = folder / process.log.parent  # a relative path is meant from there
+        if not (folder.is_dir() and logs.is_dir()):
+            missing = logs if folder.is_dir() else folder
             raise RunDirError(
                 f"{process.name} cannot start on node {socket.gethostname()}, where {missing} is missing; the run and"
                 " the folder from which you start it must be on a disk that all nodes see under the same path."

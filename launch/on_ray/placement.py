@@ -6,7 +6,8 @@
 
 The machines are not known before Ray has chosen them. So nothing is planned, and what [compute] leaves open is chosen
 as if they were like this one, with a card if the learner asks for one. A process that asks for none sees none.
-A cluster that can never hold all processes at once is refused. One that is merely busy makes them wait.
+A cluster that can never hold all processes at once is refused. In one that is merely busy, the learner waits until it
+has room, and then link.silence_s for an actor.
 Left out on purpose: several ranks of a learner, which meet on the loopback interface, and one base for learner and
 actor (compute.residency), which needs both on one machine.
 """
@@ -99,6 +100,37 @@ def refuse_without_room(places: Sequence[Place], nodes: Sequence[Mapping[str, fl
             )
     if not fits(wanted, found):
         raise ConfigError(f"{len(places)} processes need {in_words(wanted)}, but {has}; {REMEDY}.")
+    if not hold_all(places, nodes):
+        raise ConfigError(
+            f"{len(places)} processes need {in_words(wanted)}, each of them on one node, and {has}, on which they do"
+            f" not fit together; {REMEDY}."
+        )
+
+
+def hold_all(places: Sequence[Place], nodes: Sequence[Mapping[str, float]]) -> bool:
+    """Whether the nodes have room for the learner, which comes first, and all actors at once. Actors all ask for the
+    same, so it is enough to try the learner on each node and to count. The cards of a node count as one sum."""
+    learner, *actors = places
+    if not actors:
+        return any(fits(learner.resources, node) for node in nodes)
+    actor = actors[0].resources
+    counts = [how_many(actor, node) for node in nodes]
+    changes = [
+        how_many(actor, less(node, learner.resources)) - count
+        for node, count in zip(nodes, counts, strict=True)
+        if fits(learner.resources, node)
+    ]
+    return any(sum(counts) + change >= len(actors) for change in changes)
+
+
+def how_many(wanted: Mapping[str, float], found: Mapping[str, float]) -> int:
+    """How often a node has so much. A process asks for one CPU at least."""
+    return min(int((found.get(name, 0.0) + ROUNDING) / amount) for name, amount in wanted.items())
+
+
+def less(found: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
+    """What is left of CPUs and cards; never below nothing."""
+    return {name: max(amount - taken.get(name, 0.0), 0.0) for name, amount in found.items()}
 
 
 def fits(wanted: Mapping[str, float], found: Mapping[str, float]) -> bool:

@@ -72,17 +72,17 @@ class AccessCheck:
         return None
 
     def entry(self, scope: Scope) -> Response | None:
-        """A redirect that sets the cookie if the token is right, a refusal if not; None if the request has the
-        cookie."""
+        """A redirect that sets the cookie if the address has the right token, so that it does not stay there; None if
+        the request has the cookie; else a refusal."""
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if scope["method"] in READING and self.is_right(given):
+            answer = RedirectResponse("/", status_code=303)
+            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+            return answer
         # Not SimpleCookie, which loses ours behind a cookie of another local program that it cannot read.
         if self.is_right(HTTPConnection(scope).cookies.get(self.cookie, "")):
             return None
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["method"] not in READING or not self.is_right(given):
-            return refused("open the address that `python -m launch ui` printed; it has a token")
-        answer = RedirectResponse("/", status_code=303)
-        answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
-        return answer
+        return refused("open the address that `python -m launch ui` printed; it has a token")
 
     def is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())

@@ -16,6 +16,7 @@ Left out on purpose: the other pages, since report.html has curves, verdict and 
 """
 
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -25,11 +26,14 @@ import msgspec
 
 from launch.ui.group_rows import answer_row, group_row, head_row
 from shared.errors import RunDirError, UserError
+from shared.run.files import disk_errors, make_folder, write_whole
 from shared.run.reader import Run
 from shared.run.rollouts import RolloutGroup
 
+OPTION = "--bundle"
 STATIC = Path(__file__).with_name("static")
 PAGES = ("samples.js",)
+FOLDERS = ("static", "data")
 POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:; base-uri 'none';"
     " form-action 'none'"
@@ -53,13 +57,18 @@ def bundle(*, directories: Sequence[Path], folder: Path, megabytes: int) -> int:
     run = Run(directories[0])
     if not (steps := run.rollouts.steps()):
         raise RunDirError(f"{run.path} has no groups in rollouts.jsonl, so there is nothing to show.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--bundle got {folder}, which exists already; choose a new folder.")
+    with disk_errors(folder, OPTION):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--bundle got {folder}, which exists already; choose a new folder.")
     written = Bundle(folder, megabytes * MEGABYTE)
-    written.add_steps(run)
-    if not written.steps:
-        raise UserError(f"No step of {run.path} fits into {megabytes} MB; give more with --megabytes.")
-    written.finish(run)
+    try:
+        written.add_steps(run)
+        if not written.steps:
+            raise UserError(f"No step of {run.path} fits into {megabytes} MB; give more with --megabytes.")
+        written.finish(run)
+    except BaseException:
+        written.remove()
+        raise
     left_out = len(steps) - len(written.steps)
     print(f"written to {folder / 'index.html'}: {written.groups} groups of {len(written.steps)} steps, {written.size}")
     if left_out:
@@ -133,8 +142,13 @@ class Bundle:
 
     def file(self, name: str, content: bytes) -> None:
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        make_folder(path.parent, place=OPTION)
+        write_whole(path, content, durable=False, place=OPTION)
+
+    def remove(self) -> None:
+        """What is not whole, so that the folder can be chosen again."""
+        for part in FOLDERS:
+            shutil.rmtree(self.folder / part, ignore_errors=True)
 
 
 def in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

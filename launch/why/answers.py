@@ -5,7 +5,6 @@ A rule is a pure function of a RunView. It answers with a verdict or with nothin
 with where it comes from.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 from launch.display.watch import mean
@@ -33,15 +32,17 @@ MANY_STEPS = 20
 
 
 def verifier_fails(view: RunView) -> Iterator[RunVerdict]:
-    shares = {name: view.now(f"outcome/{name}") for name in ("timeout", "error", "abstain")}
-    name = max(shares, key=lambda each: 0.0 if math.isnan(shares[each]) else shares[each])
+    limits = {"timeout": FAULTY, "error": FAULTY, "abstain": MOST}
+    shares = {name: view.now(f"outcome/{name}") for name in limits}
     remedies = {
         "timeout": f"Raise it with --set verifier.limit_s={3 * view.config.verifier.limit_s:g}, or make the reward"
         " function faster",
         "error": "Read logs/actor0.log and repair the reward function; `verify` scores completions without a run",
         "abstain": "The verifier returned None for them; let it judge these completions, or change the data",
     }
-    if shares[name] >= (MOST if name == "abstain" else FAULTY):
+    # NaN is below any limit.
+    if too_many := [name for name, limit in limits.items() if shares[name] >= limit]:
+        name = max(too_many, key=lambda each: shares[each])
         yield RunVerdict(
             name=f"the verifier fails: {name}",
             fault=True,

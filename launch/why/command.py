@@ -4,7 +4,8 @@ summary.json.
     files -> RunView -> rules -> verdicts, by sure * harm, the largest first
 
 The fault that costs training the most comes first, so that is the one to look at. Without a fault the verdict says what
-the run is doing: `learning`, `finished`, `steady`, or that it is too early to say.
+the run is doing: `learning`, `finished`, `steady`, or that it is too early to say. A run that was killed or stopped is
+told so last, and first if nothing else was found.
 """
 
 from collections.abc import Iterator
@@ -40,8 +41,10 @@ def add_verdict(run: RunDir) -> None:
     """Into summary.json, once the learner has ended; nothing if it wrote none."""
     summary = read_summary(run)
     if summary is not None:
+        # Before the lock is taken: a run that somebody holds counts as running.
+        first = verdicts(view_of(Run(run.path)))[0]
         with run.locked():
-            write_summary(run, msgspec.structs.replace(summary, why=verdicts(view_of(Run(run.path)))[0]))
+            write_summary(run, msgspec.structs.replace(summary, why=first))
 
 
 def verdicts(view: RunView) -> list[RunVerdict]:
@@ -51,17 +54,38 @@ def verdicts(view: RunView) -> list[RunVerdict]:
     else:
         rules = (*answers.RULES, *updates.RULES) if view.config.compares else updates.WITHOUT_REWARD
     faults = sorted((found for rule in rules for found in rule(view)), key=lambda found: -found.rank)
-    return faults or list(without_fault(view))
+    return [*faults, *has_ended(view)] or list(without_fault(view))
+
+
+def has_ended(view: RunView) -> Iterator[RunVerdict]:
+    """Before its last step, and not by a fault of its own. It costs no training, so it comes last."""
+    done = f"after {len(view.rows)} of {view.config.run.steps} steps"
+    told = f"{done}; {change(view)}" if len(view.rows) >= FEWEST else done
+    if view.state == "dead":
+        yield RunVerdict(
+            name="the run was killed",
+            fault=True,
+            evidence=f"its learner is gone {told}",
+            remedy="Go on with `resume`; logs/learner.log and logs/supervisor.log may say why",
+            sure=1.0,
+            harm=0.0,
+        )
+    elif view.state == "stopped":
+        yield fine("the run was stopped", told, "Go on with `resume`")
+
+
+def change(view: RunView) -> str:
+    """Of what training is about."""
+    key = goal(view.rows)
+    was, now = (number(amount, ".2f") for amount in (view.was(key), view.now(key)))
+    return f"{key.removesuffix('/mean')} {was} at first, {now} now, {view.z(key):+.1f} standard errors"
 
 
 def without_fault(view: RunView) -> Iterator[RunVerdict]:
     """What a run does that no rule objects to."""
-    steps, key = len(view.rows), goal(view.rows)
+    steps, key, reward = len(view.rows), goal(view.rows), change(view)
     solved = key == REWARD and view.now(key) >= NEARLY_ALL
-    was, now = (number(amount, ".2f") for amount in (view.was(key), view.now(key)))
-    change = f"{was} at first, {now} now, {view.z(key):+.1f} standard errors"
-    reward = f"{key.removesuffix('/mean')} {change}"
-    if view.status == "failed":
+    if view.state == "failed":
         yield RunVerdict(
             name="a process failed",
             fault=True,
@@ -72,7 +96,7 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
         )
     elif steps < FEWEST:
         yield fine("too early to say", f"{steps} steps, at least {FEWEST} are needed", "Let it train")
-    elif view.status == "done" and (view.rises or solved):
+    elif view.state == "done" and (view.rises or solved):
         yield fine("finished", reward, "`compare` and `export` come next")
     elif view.rises:
         yield fine("learning", f"{reward} in {steps} steps", "Let it train")

@@ -52,7 +52,7 @@ ALONE = 0.9
 
 def refused(view: RunView) -> Iterator[RunVerdict]:
     steps = sum(bool(count) for count in known(view.rows, "groups/quarantined"))
-    stopped = view.status == "failed" and view.refused > 0
+    stopped = view.state == "failed" and view.refused > 0
     if stopped or steps >= max(1, REFUSED * len(view.rows)):
         yield RunVerdict(
             name="updates are refused",

@@ -23,8 +23,7 @@ from launch.display.watch import goal, known, mean, value
 from shared.config.tree import Config
 from shared.run.evaluation import Evaluation
 from shared.run.metrics import Row
-from shared.run.reader import Run
-from shared.run.summary import Status
+from shared.run.reader import Run, State
 
 SHORTEST, LONGEST = 3, 10
 """Steps in a window."""
@@ -41,8 +40,7 @@ class RunView:
     """As in config.json."""
     rows: Sequence[Row] = ()
     """One for each step."""
-    status: Status | None = None
-    """None before the learner wrote a summary."""
+    state: State = "new"
     evaluations: Sequence[Evaluation] = ()
     """Of the same held-out tasks, the oldest policy first."""
     refused: int = 0
@@ -118,11 +116,10 @@ def standard_error(rows: Sequence[Row], key: str) -> float:
 
 
 def view_of(run: Run) -> RunView:
-    summary = run.summary()
     return RunView(
         config=run.config(),
         rows=run.metrics.rows(),
-        status=summary.status if summary else None,
+        state=run.state(),
         evaluations=of_training(run.evaluations()),
         refused=len(run.quarantine()),
         zero_b=zero_matrices(run.files.checkpoints),

@@ -13,6 +13,7 @@ OfTruncated = Literal["train", "mask", "drop", "stop"]
 Advantage = Literal["mean", "std", "rloo", "maxrl", "batch", "gdpo"]
 VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
 RewardForm = Literal["auto", "text", "messages"]
+MAX_WORKERS = 64
 UNCONVERTED = "unconverted"
 """Column of a task, one JSON object: what its row has under another name, or not as text. For reward functions."""
 
@@ -169,7 +170,7 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """More rewards besides the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 if the format is
     followed, else 0), or `path/to/file.py:name` as above. They are logged by name and never change an outcome."""
-    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
     """Number of scoring processes, from 1 to 64. Each can be killed without harm to the actor."""
     limit_s: PositiveFloat = 10.0
     """Wall-clock limit in seconds for one call of your function, or for one completion in a built-in verifier. A worker

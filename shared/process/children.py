@@ -103,7 +103,11 @@ def send(pids: set[int], which: signal.Signals) -> None:
 
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    # Real-time signals have no names.
+    known = -code in set(signal.Signals)
+    return f"was ended by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 def is_stopped(pid: int) -> bool:

@@ -65,7 +65,7 @@ def keep_to_itself() -> None:
 def raise_descriptors() -> None:
     """Raise the soft limit as far as the hard limit and MAX_DESCRIPTORS allow. A higher one stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    wanted = raised_limit()
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < MIN_DESCRIPTORS:
@@ -73,6 +73,12 @@ def raise_descriptors() -> None:
             f"A process may open {wanted} files and connections here, but needs at least {MIN_DESCRIPTORS}; "
             "raise the limit with `ulimit -n 1024`."
         )
+
+
+def raised_limit() -> int:
+    """Descriptors that a process has once it has raised its limit; more if its soft limit is higher."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
 
 
 def say(error: Exception) -> None:

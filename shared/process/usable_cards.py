@@ -209,6 +209,8 @@ def check_cards(
     numbers = {role: compute.learner_card if role == "learner" else compute.actor_card for role in roles}
     for role, number in numbers.items():
         refuse_unfit(found.cards, f"compute.{role}_card", number, needs_bf16=compute.dtype != "fp32")
+    if "learner" in roles:
+        refuse_unfit_ranks(found.cards, compute)
     names = {role: found.cards[number].name for role, number in numbers.items()}
     return {**names, "driver": found.driver, "cuda": found.build}
 
@@ -219,6 +221,18 @@ def refuse_unfit(cards: Sequence[FoundCard], key: str, number: int, *, needs_bf1
         raise ConfigError(f"{key} = {number}, but the cards here are {listed}; set it to one of these numbers.")
     if needs_bf16 and (why := no_bf16(cards[number])):
         raise ConfigError(f"Card {number}, {why}; use --set compute.dtype=fp32, or another card.")
+
+
+def refuse_unfit_ranks(cards: Sequence[FoundCard], compute: ComputeConfig) -> None:
+    """Further ranks have the cards that follow the learner's."""
+    first, last = compute.learner_card, compute.learner_card + compute.ranks - 1
+    if last >= len(cards):
+        raise ConfigError(
+            f"compute.ranks = {compute.ranks} needs the cards {first} to {last}, one for each rank, but there are"
+            f" {len(cards)} here, numbered from 0; use fewer ranks, or another compute.learner_card."
+        )
+    for number in range(first + 1, last + 1):
+        refuse_unfit(cards, "compute.learner_card", number, needs_bf16=compute.dtype != "fp32")
 
 
 def no_bf16(card: FoundCard) -> str:

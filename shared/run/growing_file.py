@@ -1,7 +1,7 @@
 """Reads a file that another process appends to, one whole line at a time.
 
 A last line without its newline is still being written (or was torn by a crash) and is left for the next call.
-A file that was replaced or became shorter is read from its start again and counts as a new generation.
+A file that was replaced, became shorter or is gone is read from its start again and counts as a new generation.
 """
 
 import os
@@ -20,6 +20,7 @@ class GrowingFile:
     def new_lines(self, limit: int = -1) -> list[str]:
         """Whole lines written since the last call. limit: about how many bytes to read at once, for a long file."""
         if not self.path.is_file():
+            self.notice_loss()
             return []
         with self.path.open("rb") as file:
             self.notice_replacement(os.fstat(file.fileno()))
@@ -32,9 +33,17 @@ class GrowingFile:
     def notice_replacement(self, state: os.stat_result) -> None:
         """A resumed run drops rows by writing a new file under the same name."""
         if self.inode not in (0, state.st_ino) or state.st_size < self.position:
-            self.position = 0
-            self.generation += 1
+            self.start_again()
         self.inode = state.st_ino
+
+    def notice_loss(self) -> None:
+        """A run was deleted, and another may begin under the same name."""
+        if self.inode:
+            self.start_again()
+
+    def start_again(self) -> None:
+        self.position = self.inode = 0
+        self.generation += 1
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> list[str]:

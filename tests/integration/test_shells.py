@@ -37,6 +37,8 @@ LINES = {
     "tandem run --set loss.ki\tcis\t": "<run><--set><loss.kind=cispo>",
     "python -m launch wh\tmi\t": "<-m><launch><why><mine>",
     "tandem generate --in not\t": "<generate><--in><notes.txt>",
+    "tandem why ~/runs/fi\t": "<why><{home}/runs/first>",
+    "tandem watch two\tdee\t": "<watch><two words/deep>",
 }
 """What is typed -> the arguments of the command then."""
 
@@ -86,7 +88,7 @@ def terminal(shell: str, folder: Path) -> Iterator[Terminal]:
 def test_tab_completes_the_line(shell: str, tmp_path: Path) -> None:
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed; apt-get install {shell}")
-    for run in ("mine", "runs/first"):
+    for run in ("mine", "runs/first", "two words/deep"):
         (tmp_path / run).mkdir(parents=True)
         (tmp_path / run / "run.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("")
@@ -97,4 +99,4 @@ def test_tab_completes_the_line(shell: str, tmp_path: Path) -> None:
         screen.expect("ready")
         for typed, arguments in LINES.items():
             screen.type(f"{typed}\n")
-            screen.expect(arguments)
+            screen.expect(arguments.format(home=tmp_path))

@@ -137,6 +137,7 @@ def sound() -> Machine:
             folder=Path("model"),
             shape=SMALL,
             base_cache=FOLDER,
+            cached=frozenset(),
             hub_cache=FOLDER,
             offline=False,
             missing_files=(),

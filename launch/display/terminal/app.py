@@ -71,14 +71,19 @@ class Watcher(App[None]):
         self.query_one("#title", Static).update(title(self.shown, self.step))
 
     def go(self, step: int, number: int, sample: int) -> None:
-        self.step, self.number, self.sample = step, number, sample
         heads, table = self.shown.rollouts.heads(step), self.query_one(DataTable)
-        table.clear()
         places = ordered(heads, self.orders[0])
-        for place in places:
-            table.add_row(*(Text(cell) for cell in group_row(place, heads[place])), key=str(place))
-        if number in places:
-            table.move_cursor(row=places.index(number))
+        if places and number not in places:
+            # That group cannot be read.
+            number, sample = places[0], 0
+        self.step, self.number, self.sample = step, number, sample
+        # A table that is filled highlights its first row, which nobody chose.
+        with table.prevent(DataTable.RowHighlighted):
+            table.clear()
+            for place in places:
+                table.add_row(*(Text(cell) for cell in group_row(place, heads[place])), key=str(place))
+            if places:
+                table.move_cursor(row=places.index(number))
         self.draw()
 
     def draw(self) -> None:

@@ -32,6 +32,8 @@ def fail(how):
             print("flood " * 20)
     if how == "raise":
         raise ValueError("on purpose")
+    if how == "half":
+        return "\\ud83d"
     if how == "large":
         return "x" * 100_000
     if how == "spin":
@@ -184,6 +186,41 @@ def test_a_process_that_ends_between_two_turns_is_noticed(pool: EnvironmentPool)
     kill(pids)
     found = ask(pool, {0: add(1), 1: add(1)})
     assert all(isinstance(answer, Lost) and answer.outcome is Outcome.ERROR for answer in found.values())
+
+
+def test_a_process_that_ended_before_an_episode_is_replaced(pool: EnvironmentPool) -> None:
+    ask(pool, {0: Reset(columns={}), 1: Reset(columns={})})
+    pids = [int(entry) for entry in children_of(pool.fork_server.pid)]
+    kill(pids)
+    wait_until(lambda: not any(map(alive, pids)))
+    assert ask(pool, {seat: Reset(columns={"start": "5"}) for seat in (0, 1)})[1] == Opened(text=" Start at 5.")
+
+
+def test_a_fork_server_that_ended_before_an_episode_is_replaced(file: Path) -> None:
+    with closing(EnvironmentPool(config_of(file))) as pool:
+        ask(pool, {0: Reset(columns={})})
+        pids = [int(entry) for entry in children_of(pool.fork_server.pid)]
+        kill([pool.fork_server.pid])
+        wait_until(lambda: not any(map(alive, pids)))
+        assert ask(pool, {0: Reset(columns={})}) == {0: Opened(text="")}
+
+
+def test_more_environments_than_a_socket_takes_commands(file: Path) -> None:
+    with closing(EnvironmentPool(config_of(file))) as pool:
+        pool.make_ready(320, lambda: None)
+        assert all(seat.is_ready for seat in pool.seats)
+
+
+def test_a_fork_server_that_ends_while_environments_load_is_named(file: Path) -> None:
+    with closing(EnvironmentPool(config_of(file))) as pool:
+        kill([pool.fork_server.pid])
+        with pytest.raises(RewardError, match=r"the process that starts the environments ended while they loaded"):
+            pool.make_ready(2, lambda: None)
+
+
+def test_half_a_character_becomes_a_question_mark(pool: EnvironmentPool) -> None:
+    ask(pool, {0: Reset(columns={"at": "tool", "how": "half"})})
+    assert ask(pool, {0: add(1)}) == {0: Answered(texts=["?"])}
 
 
 def children_of(pid: int) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from actor.verifiers.reward_arguments import RewardLog
 from actor.verifiers.reward_function import CallFailed, RewardCalls, RewardFunction, load_reward_function, verdict
 from actor.verifiers.verdict import MAX_NOTE, ScoreJob, Verdict
 from actor.verifiers.verifier import Scoring
@@ -135,6 +136,13 @@ def test_arguments_are_those_of_trl() -> None:
         "answer": ["1", "2", "3"],
         "level": ["x", None, "z"],
     }
+
+
+def test_half_a_character_in_a_log_becomes_a_question_mark() -> None:
+    log = RewardLog()
+    log.start(2)
+    log.extra("judge", ["\ud83d", "b"])
+    assert log.extras == {"judge": ["?", "b"]}
 
 
 def test_a_function_gets_only_what_it_names() -> None:

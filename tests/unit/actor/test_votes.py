@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_numbers_are_canonical_already_and_nobody_is_asked() -> None:
 
 def test_a_users_own_function_reads_no_final_answers() -> None:
     assert casting("callable", ScriptedScorer())([[], []], lambda: None) == [None, None]
+
+
+def test_a_comparison_asks_no_reward_function(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text("def by_level(level, **_):\n    return [float(one) for one in level]\n")
+    with contextlib.closing(ScorePool(VerifierConfig(kind="math", rewards={f"{file}:by_level": 1.0}))) as pool:
+        assert clusters(["1/2", "0.5"], comparison("math", [["1/2", "0.5"]], pool)) == (2,)
 
 
 def test_formulas_are_compared_by_the_verifier_itself() -> None:

@@ -1,5 +1,6 @@
 """The Samples page as files: the same answers as a process gives, in a bounded size."""
 
+import errno
 import json
 import re
 from itertools import pairwise
@@ -14,6 +15,7 @@ from launch.ui.bundle import PAGES, STATIC, joined, spread
 from launch.ui.group_rows import answer_row, group_row, head_row
 from shared.run import Run
 from shared.run.run_dir import RunDir
+from tests.support.disk_faults import failing, list_calls
 from tests.support.planted_runs import made_up
 from tests.support.window_runs import SCRIPT, log_groups, sample, usual_groups, usual_run
 from tests.support.window_runs import group as made_group
@@ -117,6 +119,35 @@ def test_what_cannot_be_written_is_said(case: str, tmp_path: Path, capsys: pytes
         code = exit.code
     assert code == 2 and sentence in capsys.readouterr().err
     assert folder.exists() == (case == "taken"), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [("a file/x", "choose a --bundle that is not a file"), ("/proc/x", "choose another --bundle")],
+)
+def test_a_place_that_takes_no_folder_is_one_sentence(
+    place: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = usual_run(tmp_path / "first")
+    (tmp_path / "a file").write_text("mine")
+    assert main(["report", str(made.path), "--bundle", str(tmp_path / place)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nth", [1, 20, -1], ids=["first", "middle", "last"])
+def test_a_full_disk_is_one_sentence_and_leaves_a_folder_that_can_be_chosen_again(
+    nth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, folder = usual_run(tmp_path / "first"), tmp_path / "shown"
+    words = ["report", str(made.path), "--bundle", str(folder)]
+    if nth < 0:
+        nth = list_calls(lambda: main([*words[:-1], str(tmp_path / "counted")])).count("write")
+    with failing("write", errno.ENOSPC, nth=nth):
+        assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"{folder}/" in said and "free some space on that disk, or choose another --bundle." in said
+    assert list(folder.iterdir()) == []
+    assert main(words) == 0 and (folder / "index.html").is_file()
 
 
 def test_the_modules_are_one_script(tmp_path: Path) -> None:

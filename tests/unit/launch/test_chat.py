@@ -22,6 +22,7 @@ from launch.commands.chat import (
     ask,
     converse,
     print_in_turn,
+    questions,
     show_in_columns,
 )
 from launch.commands.generate import read_prompts
@@ -162,8 +163,8 @@ def test_a_question_that_does_not_fit_one_policy_is_put_to_none(
 def test_the_page_is_told_the_whole_conversation(
     loaded: tuple[Policy, Prompter], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions = [{"text": text} for text in ("3 + 4?", "3 + 4?", " ", "3 + 4?", "x" * 300)]
-    chat_process.chat(two_conversations(*loaded), map(json.dumps, questions), GREEDY)
+    asked = [{"text": text} for text in ("3 + 4?", "3 + 4?", " ", "3 + 4?", "x" * 300)]
+    chat_process.chat(two_conversations(*loaded), map(json.dumps, asked), GREEDY)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == {"names": ["base", "step 5"]}
     assert [row["question"] for row in rows if "question" in row] == ["3 + 4?", "3 + 4?", "", "3 + 4?", "x" * 300]
@@ -257,15 +258,27 @@ def test_chat_from_a_pipe(
     run = RunDir.create(tmp_path / "run", config_to_json(config_of(source)))
     files = {"adapter_model.safetensors": adapter_bytes(loaded[0].adapter)}
     CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files))
-    monkeypatch.setattr("sys.stdin", io.StringIO("3 + 4?\n"))
+    monkeypatch.setattr("sys.stdin", piped(b"3 + 4?\n"))
     assert main(["generate", str(run.path), "--chat"]) == 0
     told = capsys.readouterr()
     assert told.err.startswith("base and step 5; /new starts over")
     assert told.out.startswith("base: ") and "\nstep 5: " in told.out
-    monkeypatch.setattr("sys.stdin", io.StringIO("3 + 4?\n"))
+    monkeypatch.setattr("sys.stdin", piped(b"3 + 4?\n"))
     assert main(["generate", str(run.path), "--chat", "--base"]) == 0
     alone = capsys.readouterr()
     assert alone.err.startswith("base; ") and told.out.startswith(f"base: {alone.out}")
+
+
+def piped(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
+def test_a_pipe_that_is_not_utf8_is_refused_from_that_line_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", piped("3 + 4?\nWie gro\u00df?\n".encode("latin-1")))
+    lines = questions()
+    assert next(lines) == "3 + 4?\n"
+    with pytest.raises(DataError, match="--chat got input that is not UTF-8 in line 2; save it as UTF-8"):
+        next(lines)
 
 
 # --- a file of prompts

@@ -125,6 +125,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["generate", "no-such-folder", "--prompt", "x"], "no-such-folder is not a run directory"),
         (["generate"], "--prompt --in --chat is required"),
         (["generate", "--chat", "--out", "x"], "--out does not go with --chat"),
+        (["generate", "--prompt", "x", "--out", "."], "got '.', expected a file, in a folder that exists"),
+        (["verify", "--in", "x", "--out", "no/y"], "got 'no/y', expected a file, in a folder that exists"),
+        (["report", "x", "--out", "no/y"], "got 'no/y', expected a file"),
         (["generate", "x", "--base", "--checkpoint", "3", "--chat"], "not allowed with"),
         (["generate", "--prompt", "x", "--in", "y"], "not allowed with"),
         (["generate", "--prompt", "x", "--temperature", "nan"], "got 'nan', expected a number from 0 to 100"),
@@ -310,6 +313,8 @@ def test_resume_never_takes_steps_back(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     before = run.config.read_bytes()
     assert "has done 40 already; give a larger number" in refused(["resume", str(run.path), "--steps", "30"], capsys)
+    words = ["resume", str(run.path), "--steps", "80", "--actors", "2", "--resample-step", "999"]
+    assert "--resample-step got 999" in refused(words, capsys) and not (run.keys / "actor1.json").exists()
     assert run.config.read_bytes() == before
 
 

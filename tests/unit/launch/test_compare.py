@@ -49,7 +49,7 @@ def test_the_better_one_is_named_with_its_interval(tmp_path: Path, capsys: pytes
         sum(y and not x for x, y in zip(good, poor, strict=True)),
     )
     assert f"right in A alone {up}, in B alone {down}; sign test p = {sign_test(up, down):.3g}" in text
-    assert f"{a}: final, after 40 updates, adapter abababababab" in text and "adapter cdcdcdcdcdcd" in text
+    assert f"{a}: final, after 40 steps, adapter abababababab" in text and "adapter cdcdcdcdcdcd" in text
     assert "on the same 100 tasks of embedded, verifier gsm8k, cap 64" in text
     assert "1 draws a task with seed 0 in A" in text
     assert "B is better" in compared(capsys, b, a)

@@ -96,7 +96,15 @@ def test_python_m_launch_is_the_same_command(here: Path) -> None:
 def test_bash_gets_what_follows_the_equals_sign(here: Path) -> None:
     assert list(candidates_for_bash("tandem run --set loss.kind=gr", here)) == ["grpo"]
     (here / "two words").mkdir()
-    assert list(candidates_for_bash("tandem why tw", here)) == ["'two words/'"]
+    for typed in ("tw", r"two\ wo"):
+        assert list(candidates_for_bash(f"tandem why {typed}", here)) == [r"two\ words/"]
+
+
+def test_bash_still_sees_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    (here / "two ~words").mkdir()
+    assert list(candidates_for_bash("tandem why ~/runs/fi", here)) == ["~/runs/first"]
+    assert list(candidates_for_bash("tandem why ~/tw", here)) == [r"~/two\ \~words/"]
 
 
 def test_an_open_quote_is_no_error(here: Path) -> None:

@@ -13,6 +13,7 @@ from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, ma
 from launch.display.sparkline import BLOCKS, sparkline
 from launch.display.watch import Watch, clock, outcome_shares, seconds, seconds_left, steps_done, time_shares
 from shared.run.growing_file import GrowingFile, last_lines
+from shared.run.metrics import MetricsTable
 from shared.run.run_dir import RunDir
 from tests.support.run_files import append_rows, metrics_row, metrics_rows
 
@@ -128,6 +129,18 @@ def test_a_file_that_became_shorter_is_read_again(tmp_path: Path) -> None:
     assert grows.generation == 1
 
 
+def test_a_file_that_is_gone_has_no_rows_and_the_next_one_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_rows(path, metrics_rows([0.1, 0.2]))
+    table, watch = MetricsTable(path), Watch(path)
+    assert len(table) == len(watch.poll()) == 2
+    path.unlink()
+    assert (len(table), watch.poll(), watch.rows) == (0, [], [])
+    assert len(table) == 0 and table.generation == 1, "once for each file"
+    append_rows(path, metrics_rows([0.7, 0.8, 0.9]))
+    assert len(table) == len(watch.poll()) == 3 and table.row(0)["reward/mean"] == 0.7
+
+
 def test_last_lines_show_the_end_torn_line_included_and_stop_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("".join(f"line {n}\n" for n in range(5000)) + "torn")
@@ -221,6 +234,10 @@ def test_the_picture_has_an_ascii_form() -> None:
 
 def test_markup_in_a_log_line_is_text() -> None:
     assert "[/red] 100 [bold]" in drawn(view([], last_lines={"learner": "[/red] 100 [bold]"}))
+
+
+def test_markup_in_the_name_of_a_folder_is_text() -> None:
+    assert "tandem  runs/exp[v2] [/x]" in drawn(view([], title="runs/exp[v2] [/x]"))
 
 
 def test_missing_figures_become_dashes() -> None:

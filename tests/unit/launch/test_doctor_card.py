@@ -101,6 +101,13 @@ def test_a_card_that_is_not_there_is_an_error(key: str) -> None:
     assert hardware_checks.present(replace(sound(), torch=TORCH_CUDA)).level == "ok"
 
 
+def test_a_rank_without_a_card_is_an_error() -> None:
+    finding = hardware_checks.present(replace(configured(compute={"ranks": 2})(sound()), torch=TORCH_CUDA))
+    assert finding.level == "error" and "to at most 0, and use fewer ranks" in finding.remedy
+    both_fit = msgspec.structs.replace(TORCH_CUDA, devices=2 * TORCH_CUDA.devices)
+    assert hardware_checks.present(replace(configured(compute={"ranks": 2})(sound()), torch=both_fit)).level == "ok"
+
+
 def test_a_run_that_fits_on_the_card_is_fine() -> None:
     finding = hardware_checks.memory(
         both(configured(compute={"device": "cuda"}), cards(), planned(5 * GIB, fits=True))(sound())

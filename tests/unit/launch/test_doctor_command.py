@@ -97,7 +97,7 @@ def test_off_a_terminal_it_is_plain_text_a_line_a_check() -> None:
 def test_a_remedy_is_below_its_finding() -> None:
     lines = printed(but("limits", open_files=64)(sound())).splitlines()
     at = lines.index("  error    open files: 64 open files in one process")
-    assert lines[at + 1] == "           -> ulimit -n 1024"
+    assert lines[at + 1] == "           -> ulimit -n 1024, as root"
     assert lines[-1] == f"{len(NAMES)} checks: 1 error"
 
 

@@ -186,23 +186,26 @@ def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
 
 SHOW_LIMITS = """
 import resource
-resource.setrlimit(resource.{which}, ({value}, resource.getrlimit(resource.{which})[1]))
+resource.setrlimit(resource.{which}, ({value}, {hard} or resource.getrlimit(resource.{which})[1]))
 from launch.doctor.hardware import look_at_limits
 print(look_at_limits())
 """
 
 
 @pytest.mark.parametrize(
-    ("which", "value", "seen"),
+    ("which", "value", "hard", "seen"),
     [
-        ("RLIMIT_NOFILE", 100, "open_files=100,"),
-        ("RLIMIT_FSIZE", 1 << 20, "file_bytes=1048576,"),
-        ("RLIMIT_AS", 4 * GIB, f"address_bytes={4 * GIB},"),
-        ("RLIMIT_NPROC", 90, "processes=90)"),
+        ("RLIMIT_NOFILE", 100, 100, "open_files=100,"),
+        # A process of a run raises it.
+        ("RLIMIT_NOFILE", 100, 900, "open_files=900,"),
+        ("RLIMIT_FSIZE", 1 << 20, 0, "file_bytes=1048576,"),
+        ("RLIMIT_AS", 4 * GIB, 0, f"address_bytes={4 * GIB},"),
+        ("RLIMIT_NPROC", 90, 0, "processes=90)"),
     ],
 )
-def test_a_real_limit_is_seen(which: str, value: int, seen: str) -> None:
-    code = SHOW_LIMITS.format(which=which, value=value)
+def test_a_real_limit_is_seen(which: str, value: int, hard: int, seen: str) -> None:
+    """hard: 0 leaves it as it is."""
+    code = SHOW_LIMITS.format(which=which, value=value, hard=hard)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert seen in done.stdout
 
@@ -223,7 +226,8 @@ def test_unlimited_is_none() -> None:
 
 def test_the_limits_are_the_soft_ones() -> None:
     assert isinstance(look_at_limits(), Limits)
-    assert look_at_limits().open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    now = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    assert look_at_limits().processes == (None if now == resource.RLIM_INFINITY else now)
 
 
 # --- a look that takes too long, or fails

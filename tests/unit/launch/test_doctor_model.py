@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from launch.doctor import run_checks
@@ -24,6 +25,7 @@ from launch.plan.memory import (
     host_memory,
 )
 from launch.plan.shape import ModelShape, shape_of
+from shared.base.cache import cached_base, dense_base
 from shared.config.data import VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
@@ -266,6 +268,29 @@ def test_the_cache_needs_room_for_the_codes_and_for_the_values(dtype: str, neede
     assert f"about {needed} are needed" in run_checks.base_cache(machine).found
 
 
+def test_what_the_cache_has_needs_no_room(tmp_path: Path) -> None:
+    model, root = sound().model, tmp_path / "cache"
+    assert isinstance(model, Model)
+    planned = config(model={"cache_dir": str(root)}, compute={"device": "cpu", "dtype": "bf16"})
+
+    def needed() -> str:
+        found = replace(model, shape=QWEN_15B, cached=look_at(planned).cached)
+        said = run_checks.base_cache(replace(sound(), config=planned, model=found)).found
+        return said.rpartition(", about ")[2].removesuffix(" are needed")
+
+    base = f"{EMBEDDED_DIR.name}-nf4-{'0a' * 8}"
+    for name, left in ((f"{base}-fp32-{'1b' * 8}", "4.8 GiB"), (base, "3.3 GiB"), (f"{base}-bf16-{'1b' * 8}", "0 MiB")):
+        (root / name).mkdir(parents=True)
+        assert needed() == left
+
+
+def test_the_parts_in_the_cache_are_those_that_the_cache_makes(tmp_path: Path) -> None:
+    model = ModelConfig(cache_dir=str(tmp_path))
+    dense_base(cached_base(model), torch.float32)
+    assert look_at(config(model={"cache_dir": str(tmp_path)})).cached == {"nf4", "fp32"}
+    assert look_at(config(model={"cache_dir": str(tmp_path), "quantization": "none"})).cached == set()
+
+
 # --- the reward function
 
 
@@ -319,6 +344,9 @@ def test_named_rewards_are_tried_too(tmp_path: Path) -> None:
     several = VerifierConfig(kind="callable", rewards={"think_tags": 1.0, f"{file}:one": 1.0, f"{file}:two": 0.5})
     reward = look_at_reward(several, 60.0)
     assert reward.function == f"{file}:two" and "defines no such name" in reward.trouble
+    verifier = {"kind": "callable", "rewards": several.rewards}
+    found = run_checks.function(replace(sound(), config=config(verifier=verifier), reward=reward)).found
+    assert found.startswith(f"'{file}:two' in [verifier.rewards] cannot be used: ")
 
 
 def test_a_built_in_verifier_needs_no_look() -> None:

@@ -37,6 +37,11 @@ def test_the_title_says_what_was_evaluated() -> None:
         assert first == "final: n = 4 tasks of embedded, seed 7, verifier gsm8k, adapter abababababab"
 
 
+def test_brackets_in_a_title_are_text() -> None:
+    title = printed(structs.replace(report(), source="data[v2].jsonl\x1b [/x]")).splitlines()[0]
+    assert "4 tasks of data[v2].jsonl\\x1b [/x], seed 7" in title
+
+
 def test_every_row_has_its_interval_and_n() -> None:
     lines = [line.split() for line in printed(report()).splitlines()[4:] if line.strip()]
     assert lines[0] == ["greedy", "75.0%", "[30.1%,", "95.4%]", "4", "1", "64", "100.0%", "0.0%", "20", "(31)"]

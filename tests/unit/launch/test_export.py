@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PhiConfig
 
 from launch.__main__ import main
 from launch.export.agreement import Agreement, refuse_disagreement
 from launch.export.command import push, run_export
+from launch.export.folders import cell, older_keys, public_source
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from shared.base.cache import cached_base
@@ -105,6 +108,11 @@ def test_gguf_ready_names_the_rotary_base_as_older_readers_do(run: RunDir) -> No
     assert "convert_hf_to_gguf.py" in (out / "README.md").read_text()
 
 
+def test_older_readers_learn_which_part_of_a_head_is_rotated() -> None:
+    found = older_keys({**PhiConfig().to_dict(), "dtype": "bfloat16"})
+    assert found == {"torch_dtype": "bfloat16", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+
 def test_an_unquantised_base_is_merged_as_it_is(source: Path, tmp_path: Path) -> None:
     config = config_of(source, "none")
     out = export(make_run(tmp_path / "run", config), "--as", "merged", "--dtype", "fp32")
@@ -153,8 +161,8 @@ def test_the_card_says_what_the_run_knows(run: RunDir, source: Path) -> None:
     write_evaluation(run.eval, toy_evaluation([False] * 16, label="step-000004", version=4, **tasks))
     card = (export(run) / "README.md").read_text()
     assert "| base | greedy | 50.0% | [28.0%, 72.0%] | 16 | 64 | 0 |" in card
-    assert "| after 5 updates | greedy | 93.8% | [71.7%, 98.9%] | 16 | 64 | 0 |" in card
-    assert "0.0%" not in card.replace("50.0%", "") and "after 4 updates" not in card
+    assert "| after 5 steps | greedy | 93.8% | [71.7%, 98.9%] | 16 | 64 | 0 |" in card
+    assert "0.0%" not in card.replace("50.0%", "") and "after 4 steps" not in card
     assert f"`{sha256}`" in card and run.read_info().run_id in card and "rank 4, alpha 8" in card
     assert "log-probs of the export differ from the policy's by at most" in card
     assert "library_name: peft" in card and "license" not in card.lower()
@@ -177,9 +185,33 @@ def test_a_card_shows_the_base_on_the_same_test_set(run: RunDir) -> None:
         run.eval, toy_evaluation([True] * 16, label="step-000005-test", version=5, adapter_sha256=sha256, **test)
     )
     card = (export(run) / "README.md").read_text()
-    assert "| base | greedy | 50.0% |" in card and "| after 5 updates | greedy | 100.0% |" in card
+    assert "| base | greedy | 50.0% |" in card and "| after 5 steps | greedy | 100.0% |" in card
     assert "Measured on the test set (gsm8k test) with the run's verifier." in card
     assert "| tasks | embedded |" in card
+
+
+def test_no_text_of_the_run_breaks_the_table_of_the_card() -> None:
+    prompt = "Think first | then\nanswer in <answer> tags.\n"
+    assert cell(prompt) == r"Think first \| then<br>answer in \<answer> tags."
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("openai/gsm8k", "openai/gsm8k"),
+        ("openai/gsm8k test", "openai/gsm8k test"),
+        ("embedded", "embedded"),
+        ("/home/me/secret/tasks.jsonl", "tasks.jsonl"),
+        ("secret/tasks.jsonl", "tasks.jsonl"),
+        ("../secret/gsm8k test", "gsm8k test"),
+        ("tests/support train", "support train"),
+    ],
+)
+def test_a_source_is_named_without_folders_of_this_machine(
+    source: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    assert public_source(source) == shown
 
 
 # --- refusals
@@ -207,6 +239,10 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     out = str(run.path.parent / "out")
     assert "expected bf16 or fp32" in refused(run, capsys, "--dtype", "fp16", "--out", out)
     assert "exists and is not empty" in refused(run, capsys, "--out", str(run.path))
+    (here := run.path.parent / "empty").mkdir()
+    monkeypatch.chdir(here)
+    assert ". is the current folder" in refused(run, capsys, "--out", ".")
+    assert "is the current folder" in refused(run, capsys, "--out", str(here))
     assert "no checkpoint of step 9; there are: 5" in refused(run, capsys, "--checkpoint", "9", "--out", out)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     assert "set HF_TOKEN in the environment" in refused(run, capsys, "--push", "me/model", "--out", out)
@@ -237,12 +273,17 @@ def test_a_model_whose_numbers_overflow_is_not_handed_over(
 class NotedHub:
     """Takes everything; notes what it was given."""
 
-    def __init__(self, fault: Exception | None = None) -> None:
+    def __init__(self, fault: Exception | None = None, *, private: bool = True) -> None:
+        """private: as its repositories are already."""
         self.fault = fault
+        self.private = private
         self.calls: list[tuple[Any, ...]] = []
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
         self.calls.append(("create", repo_id, private, exist_ok))
+
+    def model_info(self, repo_id: str) -> SimpleNamespace:
+        return SimpleNamespace(id=repo_id, private=self.private)
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
         if self.fault:
@@ -271,6 +312,12 @@ def test_a_push_makes_a_private_repository_of_the_whole_folder(
     assert "https://huggingface.co/me/model (private)" in told.out and "hf_secret" not in told.out + told.err
 
 
-def test_a_hub_that_refuses_leaves_the_export_and_says_how_to_try_again(tmp_path: Path) -> None:
-    with pytest.raises(RunDirError, match=r"did not accept me/model: OSError: no route;.*hf upload me/model"):
-        push(tmp_path, "me/model", "words", lambda: NotedHub(OSError("no route\nto host")))
+def test_a_repository_that_is_public_already_is_called_public(tmp_path: Path) -> None:
+    told = push(tmp_path, "me/model", "words", lambda: NotedHub(private=False))
+    assert told == "https://huggingface.co/me/model (public)"
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, HTTPError])
+def test_a_hub_that_refuses_leaves_the_export_and_says_how_to_try_again(kind: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(RunDirError, match=rf"did not accept me/model: {kind.__name__}: no route;.*hf upload me/model"):
+        push(tmp_path, "me/model", "words", lambda: NotedHub(kind("no route\nto host")))

@@ -46,5 +46,11 @@ def test_answers_name_keys_that_exist() -> None:
     assert ours <= PINNED.keys()
 
 
+@pytest.mark.parametrize("flag", ["--num-gpus", "--nproc-per-node"])
+def test_several_cards_for_the_learner_are_ranks(flag: str) -> None:
+    with pytest.raises(UserError, match="--ranks N is a learner on N cards"):
+        parse(["run", flag, "2"])
+
+
 def test_other_commands_are_not_answered() -> None:
     assert parse(["generate", "--prompt", "--model x", "--max-new-tokens", "3"]).max_new_tokens == 3

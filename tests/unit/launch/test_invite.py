@@ -122,6 +122,15 @@ def test_a_run_that_no_other_machine_reaches_invites_nobody(
     assert not open_invitations(out / "keys", time.time())
 
 
+def test_a_key_names_no_address_that_only_this_machine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for key, address in (("link.endpoint=tcp://127.0.0.1:5757", "HOST:PORT"), ("run.seed=1", "learner.example:5757")):
+        out = prepared(tmp_path / address, key)
+        assert main(["key", str(out), "box"]) == 0
+        said = capsys.readouterr().out
+        assert f"--connect tcp://{address} --key box.json" in said
+        assert ("tcp://127.0.0.1:5757 is of this machine only" in said) == (address == "HOST:PORT")
+
+
 def test_all_addresses_are_one_to_listen_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invited(prepared(tmp_path / "run", "link.bind=tcp://0.0.0.0:5757"), capsys)
 

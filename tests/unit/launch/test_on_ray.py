@@ -1,6 +1,8 @@
 """What a run asks of a Ray cluster, and what is refused before anything is made. Needs no Ray."""
 
+import contextlib
 import importlib.util
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +110,37 @@ def test_a_cluster_with_room_is_accepted(nodes: list[dict[str, float]]) -> None:
     refuse_without_room(TWO, nodes)
 
 
+def on_cpus(learner: int, *actors: int) -> list[Place]:
+    return [Place(name="learner", cpus=learner, gpus=0.0), *(Place(name="actor", cpus=n, gpus=0.0) for n in actors)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "fit"),
+    [
+        ((2, 2), (3, 1), False),
+        ((2, 2), (2, 2), True),
+        # The largest first would take the first node for the learner.
+        ((3, 2, 2), (4, 3), True),
+        ((3, 2, 2), (3, 3, 1), False),
+        ((3, 3, 3, 3), (5, 7), False),
+        ((1, 3, 3, 3), (3, 7), True),
+        ((4,), (4,), True),
+    ],
+)
+def test_all_processes_must_find_room_at_once(asked: tuple[int, ...], cpus: tuple[int, ...], fit: bool) -> None:
+    nodes = [{"CPU": float(n)} for n in cpus]
+    if fit:
+        refuse_without_room(on_cpus(*asked), nodes)
+        return
+    with pytest.raises(ConfigError, match=r"each of them on one node, and .*, on which they do not fit together"):
+        refuse_without_room(on_cpus(*asked), nodes)
+
+
+def test_an_actors_share_of_a_card_is_counted_as_ray_counts_it() -> None:
+    shared = places(compute={"device": "cuda", "actors": 3, "learner_threads": 1, "actor_threads": 1})
+    refuse_without_room(shared, [{"CPU": 4.0, "GPU": 1.0}])
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
@@ -191,3 +224,16 @@ def test_a_node_without_the_shared_folders_says_which(tmp_path: Path, missing: s
             one.mkdir(parents=True)
     with pytest.raises(RunDirError, match=f"learner cannot start on node .* where {tmp_path / missing}.* is missing"):
         Host().start(plan.learner, "--listen", "tcp://127.0.0.1:20001", folder)
+
+
+def test_a_run_with_a_relative_path_is_meant_from_the_folder_of_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "folder/runs/first/logs").mkdir(parents=True)
+    (tmp_path / "worker").mkdir()
+    learner = replace(topology(RUN, resolve({})).learner, argv=("python", "-c", "import sys; print(sys.argv[1:])"))
+    host = Host()
+    with contextlib.chdir(tmp_path / "worker"):
+        host.start(learner, "--listen", "tcp://127.0.0.1:20001", tmp_path / "folder")
+        end = time.monotonic() + 60
+        while host.exit_code(wait_s=1.0) is None and time.monotonic() < end:
+            pass
+    assert (tmp_path / "folder" / learner.log).read_text() == "['--listen', 'tcp://127.0.0.1:20001']\n"

@@ -136,7 +136,7 @@ def test_a_run_that_has_hardly_begun_has_a_page(rows: int, tmp_path: Path) -> No
     assert "not started" in Parsed(rendered([Run(run.path)])).text
     write_run(run, status="running", rewards=[0.5] * rows, evaluated=[])
     page = Parsed(rendered([Run(run.path)]))
-    assert "killed" in page.text and "too early to say" in page.text
+    assert "killed (its learner is gone)" in page.text and "the run was killed" in page.text
 
 
 def test_a_page_of_a_long_run_with_long_answers_is_small(tmp_path: Path) -> None:

@@ -164,6 +164,16 @@ def test_what_is_said_of_actors_that_cannot_all_work(
     assert words in said and (bool(words) == bool(said))
 
 
+@pytest.mark.parametrize(("max_lag", "most"), [(0, 4), (1, 8)])
+def test_more_actors_than_groups_are_told_so(max_lag: int, most: int, capsys: pytest.CaptureFixture[str]) -> None:
+    compute = ComputeConfig(actors=most + 1, device="cpu")
+    warn_of_idle_actors(compute, RolloutConfig(prompts=4, groups_per_order=1), max_lag, "here")
+    assert capsys.readouterr().err == (
+        f"warning: at most {most} of {most + 1} actors can have an order at a time, because rollout.prompts is 4;"
+        " use more prompts, or fewer actors.\n"
+    )
+
+
 def test_the_doctor_says_where_several_are_no_faster_than_one() -> None:
     several = {"actors": 2, "learner_threads": 2, "actor_threads": 2}
     found = cores(but("processor", cores=4)(configured(compute=several)(sound())))

@@ -65,6 +65,15 @@ def test_json_is_the_record_of_the_file(run: Path, capsys: pytest.CaptureFixture
     assert msgspec.json.decode(sample, type=RolloutSample) == MIXED.samples[1]
 
 
+def test_what_looks_like_an_emoji_code_or_markup_is_shown_as_it_is(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_groups(RunDir(run).rollouts, [rollout_group(4, ["2:x:3, :100: [b] [/x]"])])
+    assert "| 2:x:3, :100: [b] [/x]" in shown(run, capsys, group=0)
+    group = msgspec.json.decode(shown(run, capsys, group=0, as_json=True), type=RolloutGroup)
+    assert group.samples[0].text == "2:x:3, :100: [b] [/x]"
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

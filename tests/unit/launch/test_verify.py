@@ -74,6 +74,7 @@ def test_a_bad_row_is_one_unparsable_row_in_its_place(tmp_path: Path, line: str,
 
 def test_a_missing_file_and_a_wrong_kind_are_said(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "launch", "verify", "--in", str(tmp_path / "no"), "--out", str(tmp_path / "out")]
-    for more, words in (([], "not a file"), (["--kind", "callable"], "callable")):
+    many = (["--workers", "65"], "--workers got 65; expected at most 64.")
+    for more, words in (([], "not a file"), (["--kind", "callable"], "callable"), many):
         done = subprocess.run([*argv, *more], cwd=ROOT, capture_output=True, text=True, timeout=100)
         assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (2, True, 1)

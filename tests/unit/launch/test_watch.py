@@ -111,6 +111,32 @@ def test_new_steps_are_followed_and_a_search_leaves_them(made: RunDir) -> None:
 
 
 @installed
+def test_an_answer_that_was_found_stays_chosen(made: RunDir) -> None:
+    async def script(app: Any, pilot: Any) -> None:
+        await pilot.press("slash", *"eight", "enter")
+        await pilot.pause()
+        assert (app.step, app.number, app.sample) == (2, 1, 1)
+        await pilot.press("o")
+        await pilot.pause()
+        assert (app.step, app.number, app.sample) == (2, 1, 1)
+
+    driven(made, script)
+
+
+@installed
+def test_a_group_that_cannot_be_read_is_passed_over(made: RunDir) -> None:
+    lines = made.rollouts.read_bytes().splitlines(keepends=True)
+    # The first group of step 2; its beginning is whole.
+    lines[1] = lines[1][:150] + b"\x00" * (len(lines[1]) - 151) + b"\n"
+    made.rollouts.write_bytes(b"".join(lines))
+
+    async def script(app: Any, pilot: Any) -> None:
+        assert (app.step, app.number, app.sample) == (2, 1, 0)
+
+    driven(made, script)
+
+
+@installed
 def test_a_run_without_groups_waits_for_them(tmp_path: Path) -> None:
     made = RunDir.create(tmp_path / "run", config_to_json(Config()), min_free_bytes=0)
 

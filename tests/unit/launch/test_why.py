@@ -19,7 +19,7 @@ from shared.config.tree import warm_start
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, share_of, write_evaluation
 from shared.run.reader import Run
 from shared.run.run_dir import RunDir
-from shared.run.summary import RunVerdict, read_summary
+from shared.run.summary import RunVerdict, Status, read_summary
 from tests.support.planted_runs import always, every, made_up, step_of, trained, written
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,6 +94,7 @@ def warm(path: Path, loss: Any = (2.0, 0.5)) -> RunDir:
 
 
 LR = "the learning rate is meant for full fine-tuning"
+KILLED, FLAT_REWARD = "the run was killed", "the reward does not move"
 WRONG, RIGHT = "all groups alike, all wrong", "all groups alike, all right"
 EXHAUSTED, REFUSED = "the curriculum is exhausted", "updates are refused"
 DISAGREE, CAPPED = "reward and outcome disagree", "importance weights are at the cap"
@@ -114,6 +115,7 @@ TRAINED: dict[str, tuple[str, Maker]] = {
     ),
 }
 WRITTEN: dict[str, tuple[str, Maker]] = {
+    "errors beside abstentions": ("the verifier fails: error", says(error=0.3, abstain=0.4)),
     "one refused, stopped": (REFUSED, stopped_in_quarantine),
     "adapter zero": ("the adapter is still zero", zero_adapter),
     "rate of another model": (LR, says(**FLAT, sets={"optimizer.lr": 1e-6, "model.path": "Qwen/Qwen2.5-0.5B"})),
@@ -149,7 +151,7 @@ WRITTEN: dict[str, tuple[str, Maker]] = {
     "held-out falls": (DISAGREE, held_out_falls),
     "held-out falls, in intervals": (DISAGREE, lambda path: held_out_falls(path, tasks=False)),
     "right ones fall": (DISAGREE, says(reward_mean=(0.3, 0.9), correct=(0.6, 0.2))),
-    "flat": ("the reward does not move", says(**FLAT)),
+    "flat": (FLAT_REWARD, says(**FLAT)),
     "falls": ("the reward falls", says(reward_mean=(0.6, 0.3))),
     "cut, made up": ("answers are cut off", says(reward_mean=0.05, truncated=0.9)),
     "no cause": ("a process failed", says(status="failed")),
@@ -177,14 +179,20 @@ REAL: dict[str, Maker] = {
 }
 
 
+def told(run: RunDir) -> list[RunVerdict]:
+    """As of a run that goes on, unless its summary says that it has ended."""
+    with run.locked():
+        return verdicts(view_of(Run(run.path)))
+
+
 def first(run: RunDir) -> RunVerdict:
-    return verdicts(view_of(Run(run.path)))[0]
+    return told(run)[0]
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *WRITTEN])
 def test_a_planted_fault_is_the_first_verdict(name: str, run_path: Path) -> None:
     expected, make = (TRAINED | WRITTEN)[name]
-    found = verdicts(view_of(Run(make(run_path).path)))
+    found = told(make(run_path))
     assert found[0].name == expected, found
     assert found[0].fault and found[0].evidence and found[0].remedy
     for each in found:
@@ -196,7 +204,7 @@ def test_a_planted_fault_is_the_first_verdict(name: str, run_path: Path) -> None
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_found_in_a_healthy_run(name: str, run_path: Path) -> None:
     expected, make = HEALTHY[name]
-    found = verdicts(view_of(Run(make(run_path).path)))
+    found = told(make(run_path))
     assert [(each.name, each.fault) for each in found] == [(expected, False)], found
 
 
@@ -206,9 +214,23 @@ REAL_RUNS = [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []
 
 @pytest.mark.parametrize("name", REAL_RUNS)
 def test_nothing_is_found_in_a_short_run_of_a_preset(name: str, run_path: Path) -> None:
-    found = verdicts(view_of(Run(REAL[name](run_path).path)))
+    found = told(REAL[name](run_path))
     assert not any(each.fault for each in found), found
     assert found[0].name in ("learning", "too early to say", "steady")
+
+
+@pytest.mark.parametrize(("status", "ending"), [("running", KILLED), ("stopped", "the run was stopped")])
+@pytest.mark.parametrize(("steps", "curves", "faults"), [(4, {}, []), (24, {}, []), (24, FLAT, [FLAT_REWARD])])
+def test_a_run_that_was_killed_or_stopped_is_to_be_resumed(
+    status: Status, ending: str, steps: int, curves: dict[str, Any], faults: list[str], run_path: Path
+) -> None:
+    run = made_up(run_path, steps=steps, status=status, **curves)
+    found = verdicts(view_of(Run(run.path)))
+    assert [each.name for each in found] == [*faults, ending]
+    assert f"after {steps} of {steps} steps" in found[-1].evidence and "`resume`" in found[-1].remedy
+    add_verdict(run)
+    summary = read_summary(run)
+    assert summary and summary.why == found[0]
 
 
 def test_there_are_thirty_planted_runs() -> None:
@@ -216,7 +238,7 @@ def test_there_are_thirty_planted_runs() -> None:
 
 
 def test_the_command_prints_the_first_and_the_others(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made_up(run_path, **FLAT, length_mean=(20.0, 60.0))
+    made_up(run_path, status="done", **FLAT, length_mean=(20.0, 60.0))
     assert why(directory=run_path, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("answers grow without more reward: the mean length grew from")

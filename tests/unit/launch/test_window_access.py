@@ -36,6 +36,8 @@ def test_the_address_lets_in_once_and_leaves_no_token_behind(page: Window) -> No
     assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
     followed = page.send("GET", "/", host | {"Cookie": cookie.split(";")[0]})
     assert followed.status == 200 and b"<main" in followed.body
+    again = page.send("GET", f"/?token={page.token}", host | {"Cookie": cookie.split(";")[0]})
+    assert (again.status, again.headers["location"]) == (303, "/")
 
 
 @pytest.mark.parametrize("token", ["", "x", "A" * 43, "%00", "../", "\u00ff"])

@@ -239,6 +239,18 @@ def test_a_number_that_no_card_has() -> None:
     )
 
 
+def test_each_rank_needs_a_card_that_is_fit() -> None:
+    two = ComputeConfig(device="cuda", ranks=2)
+    assert refusal(replace(SOUND, cards=(AMPERE,)), two) == (
+        "compute.ranks = 2 needs the cards 0 to 1, one for each rank, but there are 1 here, numbered from 0; use fewer"
+        " ranks, or another compute.learner_card."
+    )
+    mixed = replace(SOUND, cards=(AMPERE, TURING))
+    assert refusal(mixed, two).startswith("Card 1, Tesla T4, has compute capability 7.5 and no bf16")
+    assert check_cards(two, ("actor",), lambda: mixed)["actor"] == "RTX 3070", "the learner is elsewhere"
+    assert check_cards(two, find=lambda: replace(SOUND, cards=(AMPERE, AMPERE)))["learner"] == "RTX 3070"
+
+
 def test_what_run_json_says_of_the_cards() -> None:
     two = replace(SOUND, cards=(AMPERE, FoundCard(name="H200", capability=(9, 0))))
     compute = ComputeConfig(device="cuda", dtype="bf16", learner_card=1)
