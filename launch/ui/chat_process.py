@@ -24,12 +24,14 @@ from launch.commands.generate import open_policy
 from protocol.messages import Sampling
 from shared.errors import UserError
 from shared.process.entry_point import keep_to_itself
+from shared.process.parent_death import die_with_parent
 
 SHOW_S = 0.1
 SEED = 0
 
 
 def main(run: str, checkpoint: str, cap: str, temperature: str) -> int:
+    die_with_parent()
     keep_to_itself()
     try:
         config, chosen = open_policy(Path(run), False, checkpoint)

@@ -8,6 +8,7 @@ so it may be killed at any time.
 import asyncio
 import importlib.util
 import os
+import signal
 import socket
 import threading
 import webbrowser
@@ -30,7 +31,7 @@ PORT = 8420
 
 
 def show_window(*, folder: Path, port: int | None, browser: bool, control: bool) -> int:
-    """Until Ctrl-C."""
+    """Until Ctrl-C, a kill, or the end of the terminal."""
     refuse_without_extra()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder with the runs, or one run.")
@@ -72,7 +73,7 @@ def listening(port: int | None) -> socket.socket:
 
 
 def serve(listener: socket.socket, folder: Path, token: str, *, control: bool) -> list[str]:
-    """Until Ctrl-C. Returns the names of the runs that it started and that go on."""
+    """Until it is asked to end. Returns the names of the runs that it started and that go on."""
     from launch.ui.app import build_app
     from launch.ui.runs_folder import RunsFolder
 
@@ -95,7 +96,17 @@ def serve(listener: socket.socket, folder: Path, token: str, *, control: bool) -
 
 def until_ctrl_c(app: "ASGIApp", listener: socket.socket) -> None:
     with suppress(KeyboardInterrupt):
+        as_ctrl_c()
         make_server(app).run(sockets=[listener])
+
+
+def as_ctrl_c() -> None:
+    """Take a kill and the end of the terminal for Ctrl-C."""
+    # The server ends in order at SIGTERM, and then gives it to this handler. It does not know SIGHUP.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # `nohup` has the end of the terminal ignored.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
 def make_server(app: "ASGIApp") -> "Server":

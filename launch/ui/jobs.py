@@ -1,6 +1,6 @@
 """Processes that the page starts, each a command in a session of its own, so that no Ctrl-C in the terminal reaches it.
 
-    plan, eval, chat    end with the page; their button kills them at once, with all that they have started
+    plan, eval, chat    end with the page, however it ends; their button kills them and all that they have started
     run                 goes on without the page; its button asks it to stop like Ctrl-C, and the second time at once
 
 What they print goes into a file without a name: no pipe breaks if the page is killed, a reload reads it from the
@@ -16,12 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from shared.errors import UserError
+from shared.process.parent_death import PARENT_PID
 
 Kind = Literal["plan", "eval", "chat", "run"]
 MOST_RUNNING = 8
@@ -62,6 +64,7 @@ class Job:
             stdout=self.output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=os.environ | ({} if command.kind == "run" else {PARENT_PID: str(os.getpid())}),
         )
         self.waiting = threading.Thread(target=self.wait, daemon=True)
         self.waiting.start()
@@ -130,6 +133,8 @@ class Jobs:
         self.numbers = itertools.count(1)
         self.known: dict[int, Job] = {}
         self.lock = threading.Lock()
+        # The kernel ends a process with the thread that started it, and a thread that answers requests ends early.
+        self.starter = ThreadPoolExecutor(max_workers=1)
 
     def start(self, command: Command) -> Job:
         with self.lock:
@@ -139,7 +144,7 @@ class Jobs:
             if command.kind == "run" and ("run", command.run) in {(one.kind, one.run) for one in running}:
                 raise UserError(f"{command.run} has been started already; wait for it, or end it first.")
             self.forget()
-            job = Job(next(self.numbers), command, self.here)
+            job = self.starter.submit(Job, next(self.numbers), command, self.here).result()
             self.known[job.number] = job
             return job
 

@@ -26,6 +26,8 @@ DIGITS = 5
 NO_CURVES = ("step", "time_s")
 LANE_STEPS = 24
 """Steps whose phases are drawn one by one."""
+SAME_S = 2e-3
+"""An update lasts as long in a trace as in the metrics, but for the moments between two looks at the clock."""
 TO_LOOK_AT = {
     "reward and outcome disagree": {"outcome": "wrong", "sort": "reward"},
     "answers are cut off": {"outcome": "truncated", "sort": "length"},
@@ -153,17 +155,26 @@ def lanes(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     last = min(whole(query, "last", end), end)
     first = max(whole(query, "first", 1), last - LANE_STEPS + 1)
     traced = opened.run.trace() if opened.run.state() != "running" else []
-    measured = within(traced, first, last, end)
+    chosen = (steps >= first) & (steps <= last)
+    measured = within(traced, opened.run.metrics.known_column("time/update_s")[chosen], end - last)
     phases = measured or opened.run.phases(first, last)
     return {"first": first, "last": last, "measured": bool(measured), "phases": phases}
 
 
-def within(traced: Sequence[Phase], first: int, last: int, end: int) -> list[Phase]:
-    """Those from the update before the first step to the update of the last. A trace has no numbers of steps; its last
-    update is that of the run's last step."""
+def within(traced: Sequence[Phase], update_s: np.ndarray, later: int) -> list[Phase]:
+    """Those from the update before the first step, or from the beginning of the trace, to the update of the last. A
+    trace has no numbers of steps; its last update is that of the run's last step, unless that was not traced, and then
+    its updates do not last as long as those of the steps.
+
+    update_s: how long each of these steps updated. later: steps after them.
+    """
     updates = [phase for phase in traced if phase.name == "update"]
-    before, until = len(updates) - (end - first + 2), len(updates) - (end - last + 1)
-    if until < 0 or before < 0:
+    stop = len(updates) - later
+    start = stop - len(update_s)
+    if start < 0 or stop <= start:
         return []
-    begin, stop = updates[before].end_s, updates[until].end_s
-    return [phase for phase in traced if phase.start_s >= begin and phase.end_s <= stop]
+    lasted = [phase.end_s - phase.start_s for phase in updates[start:stop]]
+    if not np.allclose(lasted, update_s, rtol=0, atol=SAME_S):
+        return []
+    begin = updates[start - 1].end_s if start else traced[0].start_s
+    return [phase for phase in traced if phase.start_s >= begin and phase.end_s <= updates[stop - 1].end_s]

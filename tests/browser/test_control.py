@@ -1,5 +1,6 @@
 """Plan, start, stop, evaluate, chat and resume from the page, on real processes; and a page that only looks."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,36 @@ def chat(visit: Visit, done: int) -> None:
     page.get_by_role("button", name="End it").click()
     visit.says(".bar [role=status]", "ended")
     wait_until(lambda: not processes("launch.ui.chat_process"))
+
+
+def test_a_question_that_is_refused_stays_in_its_box_and_a_crash_is_told(browser: Any, steered: Window) -> None:
+    """The answers of a chat's process are made up, and none is there to take a question."""
+    visit = visit_to(browser, steered)
+    page = visit.page
+    told = {"job": 7, "kind": "chat", "run": "first", "running": True, "code": None, "next": 0}
+    told["text"] = '{"names": ["base", "step 4"]}\n'
+
+    def answer(route: Any) -> None:
+        route.fulfill(json=told)
+        told["text"] = ""
+
+    page.route(re.compile(r"/api/jobs\?"), lambda route: route.fulfill(json={"jobs": [told]}))
+    page.route(re.compile(r"/api/jobs/7\?"), answer)
+    visit.open("#/chat/first")
+    page.locator("fieldset.ask:not([disabled])").wait_for()
+    page.get_by_label("Your question").fill(QUESTION)
+    page.keyboard.press("Enter")
+    visit.says(".talk .problem", "There is no process 7")
+    page.locator("fieldset.ask:not([disabled])").wait_for()
+    assert page.get_by_label("Your question").input_value() == QUESTION
+    visit.says(".bar [role=status]", "base and step 4")
+
+    told |= {"text": f'{{"question": "{QUESTION}"}}\nTraceback\nValueError: it broke\n', "running": False, "code": 1}
+    visit.says(".talk .problem", "ValueError: it broke")
+    visit.says(".bar [role=status]", "ended")
+    visit.errors.clear()  # Chromium reports each answer that says what is wrong.
+    page.context.close()
+    visit.check()
 
 
 def test_a_page_that_only_looks_says_how_to_do_more(visit: Visit) -> None:

@@ -90,6 +90,17 @@ def test_a_new_step_is_there_by_itself(tmp_path: Path, visiting: Visiting) -> No
     visit.says(".answer", "at step 13")
 
 
+def test_the_rest_of_the_newest_step_is_there_by_itself(tmp_path: Path, visiting: Visiting) -> None:
+    run = usual_run(tmp_path / "going")
+    log_groups(run, usual_groups(13)[:1])
+    visit = visiting(tmp_path)
+    visit.open("#/samples/going")
+    visit.says(".answer", "at step 13")
+    visit.counts("ol.groups li", 1)
+    log_groups(run, usual_groups(13)[1:])
+    visit.counts("ol.groups li", 3)
+
+
 def test_a_run_without_its_process_is_dead(tmp_path: Path, visiting: Visiting) -> None:
     run = made_up(tmp_path / "killed", steps=8, status="running")
     visit = visiting(tmp_path)

@@ -126,11 +126,18 @@ class Chat {
   async say(text) {
     this.box.disabled = true;
     this.state.textContent = "answering";
-    await tell(`jobs/${this.job}/say`, { text }).catch((error) => this.talk.append(jobs.wrong(error)));
+    try {
+      await tell(`jobs/${this.job}/say`, { text });
+    } catch (error) {
+      this.talk.append(jobs.wrong(error));
+      this.text.value = text || this.text.value;
+      if (this.names) this.ready();
+    }
   }
 
   ended(told) {
-    if (told?.code > 0 && !this.talk.hasChildNodes()) this.wrong(this.other || "It has failed and said nothing.");
+    const saidWhy = this.talk.lastChild?.matches(".problem");
+    if (told?.code > 0 && !saidWhy) this.wrong(this.other || "It has failed and said nothing.");
     this.box.disabled = true;
     this.form.hidden = false;
     this.going.hidden = true;

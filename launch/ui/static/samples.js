@@ -79,7 +79,9 @@ class Samples {
   async poll() {
     const found = await ask(of(this.run, "steps"), { stamp: this.stamp });
     if (found.stamp !== this.stamp) {
-      if (found.groups < this.known.groups) this.loaded = {};
+      // More groups may belong to the step that was the newest.
+      const newest = this.loaded.step === this.known.steps.at(-1);
+      if (found.groups < this.known.groups || (newest && found.groups > this.known.groups)) this.loaded = {};
       this.stamp = found.stamp;
       this.known = found;
       this.news = true;

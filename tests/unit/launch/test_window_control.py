@@ -1,6 +1,8 @@
 """What a page with `--control` may be asked to do: only what it is for, with checked values, and never without it."""
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from shared.errors import UserError
 from shared.run.run_dir import RunDir
 from tests.support.config_keys import PINNED
 from tests.support.planted_runs import made_up
-from tests.support.runs import alive, wait_until
+from tests.support.runs import ROOT, alive, wait_until
 from tests.support.window import Window, window
 
 REQUESTS = (
@@ -172,6 +174,11 @@ def test_evaluations_and_checkpoints_of_a_run(folder: Path, page: Window) -> Non
 # --- processes
 
 SLEEPER = "import time\ntime.sleep(600)\n"
+TIED = (
+    f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    "from shared.process.parent_death import die_with_parent\n"
+    "die_with_parent()\nprint('tied', flush=True)\n" + SLEEPER
+)
 PARENT = (
     "import subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-m', 'sleeper'])\n"
@@ -268,6 +275,20 @@ def test_helpers_end_with_the_page_and_runs_do_not(jobs: Jobs) -> None:
     assert ended(helper)["code"] == -9
     assert run.process.poll() is None
     assert sys.executable in run.process.args  # pyright: ignore[reportOperatorIssue]
+
+
+def test_a_helper_goes_on_when_the_thread_of_its_request_has_ended(jobs: Jobs) -> None:
+    (jobs.here / "tied.py").write_text(TIED)
+
+    def answer() -> None:
+        job = jobs.start(command("eval", "tied"))
+        wait_until(lambda: bool(job.told(0)["text"]))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+    assert jobs.find(1).told(0)["running"]
 
 
 def test_there_are_not_too_many_processes(jobs: Jobs) -> None:

@@ -1,5 +1,6 @@
 """What the page is told of runs: all of them, one as curves, its groups, answers and tokens, and how two differ."""
 
+import json
 import math
 import os
 import random
@@ -139,6 +140,45 @@ def test_lanes_have_both_processes(page: Window) -> None:
     found = page.ask("runs/first/lanes?first=3&last=5")
     assert {phase["process"] for phase in found["phases"]} >= {"learner"}
     assert all(phase["end_s"] >= phase["start_s"] for phase in found["phases"])
+
+
+def write_trace(run: RunDir, *numbers: int) -> None:
+    """Of the learner, in these steps; it loads first."""
+    spans = [("load", -5.0, -1.0), *(("update", float(number), number + update_s(number)) for number in numbers)]
+    events = [
+        {"ph": kind, "name": name, "pid": 1, "ts": at * 1e6}
+        for name, *span in spans
+        for kind, at in zip("BE", span, strict=True)
+    ]
+    run.trace_of("learner").write_text("".join(["[\n", *(f"{json.dumps(event)},\n" for event in events)]))
+
+
+def update_s(step: int) -> float:
+    """No two steps last as long."""
+    return 0.4 + 0.01 * step
+
+
+def test_lanes_are_as_traced_from_the_first_step_on(tmp_path: Path) -> None:
+    run = made_up(tmp_path / "traced", steps=20, status="done", update_s=update_s)
+    write_trace(run, *range(1, 21))
+    with window(tmp_path) as opened:
+        found = opened.ask("runs/traced/lanes")
+        assert (found["first"], found["last"], found["measured"]) == (1, 20, True)
+        assert [phase["name"] for phase in found["phases"]] == ["load", *20 * ["update"]]
+        found = opened.ask("runs/traced/lanes?first=3&last=5")
+        assert found["measured"] and [phase["start_s"] for phase in found["phases"]] == [3.0, 4.0, 5.0]
+
+
+def test_lanes_of_steps_without_a_trace_are_from_their_times(tmp_path: Path) -> None:
+    """The run was resumed, first without --trace, then with it."""
+    run = made_up(tmp_path / "resumed", steps=60, status="done", update_s=update_s)
+    with window(tmp_path) as opened:
+        write_trace(run, *range(1, 41))
+        found = opened.ask("runs/resumed/lanes?first=37&last=60")
+        assert not found["measured"] and {phase["step"] for phase in found["phases"]} == set(range(37, 61))
+        write_trace(run, *range(1, 41), *range(51, 61))
+        assert opened.ask("runs/resumed/lanes?first=51&last=60")["measured"]
+        assert not opened.ask("runs/resumed/lanes?first=50&last=60")["measured"]
 
 
 def test_a_run_without_a_step_is_shown(tmp_path: Path) -> None:
