@@ -191,7 +191,8 @@ def read_entropies(file: Path, wanted: MeasuredWith) -> SemanticEntropies:
         raise DataError(f"curriculum.kind = 'sent' needs semantic entropies in {file}, which is not there; {remedy}.")
     try:
         found = msgspec.json.decode(file.read_bytes(), type=SemanticEntropies)
-    except msgspec.DecodeError as error:
+    # ValueError: bytes that are not UTF-8, too.
+    except ValueError as error:
         raise DataError(f"{file} has no semantic entropies ({error}); {remedy}.") from error
     if differing := differences(found.measured_with, wanted):
         raise DataError(f"The semantic entropies in {file} are of another {', '.join(differing)}; {remedy}.")

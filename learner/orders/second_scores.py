@@ -126,10 +126,15 @@ class SecondScores:
         while len(received) < LENGTH.size or len(received) < LENGTH.size + LENGTH.unpack_from(received)[0]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"did not answer within {LIMIT_S:g} s")
-            readable, writable, _ = select.select([replies], [calls] if unsent else [], [], TICK_S)
-            if writable:
+            # A learner may have more descriptors than `select` can name.
+            poll = select.poll()
+            poll.register(replies, select.POLLIN)
+            if unsent:
+                poll.register(calls, select.POLLOUT)
+            ready = dict(poll.poll(TICK_S * 1000))
+            if calls in ready:
                 unsent = unsent[os.write(calls, unsent[: select.PIPE_BUF]) :]
-            if readable:
+            if replies in ready:
                 received += read_some(replies)
             self.meanwhile()
         return bytes(received[LENGTH.size :])

@@ -15,6 +15,7 @@ from learner.orders.orders import Recorder
 from learner.orders.plan import OrderFiller
 from learner.tasks.written_answers import EXAMPLE
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Outcome, Policy, Timings
+from shared.config.named_rewards import name_of
 
 NO_TIME = Timings(
     wait_s=0.0,
@@ -34,9 +35,10 @@ class WrittenOrders:
     def __init__(
         self, answers: Sequence[np.ndarray], rewards: Iterable[str], link: OrderFiller, recorder: Recorder
     ) -> None:
-        """answers: [T] int32 each, by the number of the example. rewards: names that every group of the run has."""
+        """answers: [T] int32 each, by the number of the example. rewards: those of the configuration, whose
+        names every group of the run has."""
         self.answers = answers
-        self.rewards = dict.fromkeys(rewards, (0.0,))
+        self.rewards = {name_of(reward): (0.0,) for reward in rewards}
         self.link = link
         self.recorder = recorder
         self.digests: dict[int, str] = {}

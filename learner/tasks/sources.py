@@ -16,6 +16,7 @@ notes in a solution is its level. There are three parts: training rows, held-out
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
+import glob
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -157,7 +158,7 @@ def open_dataset(source: str, split: str, config: TasksConfig, key: str = "tasks
     try:
         # Its rows are typed as anything an index can give; iterating gives mappings.
         if file:
-            files: dict[str, Any] = {"data_files": {"train": str(file)}, "split": "train"}
+            files: dict[str, Any] = {"data_files": {"train": glob.escape(str(file))}, "split": "train"}
             return cast(Any, load_dataset(FORMATS[file.suffix], **files))
         return cast(Any, load_dataset(has.hub or source, config.subset or has.subset or None, split=split))
     except Exception as error:

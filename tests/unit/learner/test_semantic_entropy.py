@@ -119,6 +119,9 @@ def test_answers_that_are_read_otherwise_are_another_verifier() -> None:
 def test_a_cache_that_is_not_there_or_none_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="which is not there"):
         read_entropies(tmp_path / "absent.json", wanted())
+    (tmp_path / "damaged.json").write_bytes(b'{"tasks": "\xff"}')
+    with pytest.raises(DataError, match="has no semantic entropies"):
+        read_entropies(tmp_path / "damaged.json", wanted())
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(DataError, match="has no semantic entropies"):
         read_entropies(tmp_path / "other.json", wanted())

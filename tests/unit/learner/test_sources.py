@@ -32,7 +32,7 @@ def row(n: int) -> dict[str, Any]:
 
 
 def test_a_folder_has_a_file_a_split_and_its_test_file_is_not_read_in_training(tmp_path: Path) -> None:
-    source = str(folder(tmp_path / "mine", train=[row(1)], test=[row(2)], other=[row(3)]))
+    source = str(folder(tmp_path / "mine [1]", train=[row(1)], test=[row(2)], other=[row(3)]))
     config = TasksConfig(source=source)
     assert training_rows(config, needs_answer=True) == [row(1)]
     assert held_out_rows(config, needs_answer=True) is None

@@ -214,14 +214,15 @@ def test_orders_are_filled_with_their_own_answers_and_recorded_once(tmp_path: Pa
     )
     answers = [*tasks.answers]
     for _ in range(2):
-        filler = WrittenOrders(answers, ("format",), link, notes)
+        filler = WrittenOrders(answers, ("answer_tags", "rewards.py:brevity"), link, notes)
         filler.publish(policy(version=7), oldest_needed=0)
         filler.submit(orders)
         groups = [group for order in filler.collect([o.order_id for o in orders]) for group in order.groups]
         for place, group in zip((2, 0, 2), groups, strict=True):
             assert group.completion_ids.tolist() == tasks.answers[place].tolist()
             assert group.prompt_ids.tolist() == tasks.train[place].prompt_ids.tolist()
-            assert (group.outcomes, group.rewards) == ((Outcome.CORRECT,), {"format": (0.0,)})
+            assert group.outcomes == (Outcome.CORRECT,)
+            assert group.rewards == {"answer_tags": (0.0,), "brevity": (0.0,)}
         answers = [np.zeros(1, np.int32) for _ in answers]
     assert notes.count == len(orders) == 2 and link.published == [7, 7] and not link.submitted
 
