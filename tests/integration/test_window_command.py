@@ -30,7 +30,9 @@ def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Started]
     """The process and its first line. The parameter: more options."""
     made_up(tmp_path / "first", steps=3)
     more: list[str] = getattr(request, "param", [])
-    argv = [sys.executable, "-m", "launch", "ui", str(tmp_path), "--no-browser", "--port", "0", *more]
+    # The tests themselves may run under nohup, which has SIGHUP ignored.
+    ui = [sys.executable, "-m", "launch", "ui", str(tmp_path), "--no-browser", "--port", "0", *more]
+    argv = ["env", "--default-signal=HUP", *ui]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout
         yield process, process.stdout.readline().strip()
