@@ -46,7 +46,7 @@ def run_safely(argv: list[str], program: str, system: str) -> int:
     from shared.process.parent_death import die_with_parent
     from shared.process.supported_system import refuse_other_systems
 
-    # The page of `ui` names itself to what must not outlive it.
+    # The page of `ui` passes its process id to commands that must end with it.
     die_with_parent()
     try:
         args = parse(argv, program)

@@ -177,7 +177,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="run directory")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--out", type=new_file, metavar="FILE", help="default: report.html in the first run's directory")
+    where.add_argument("--out", type=out_file, metavar="FILE", help="default: report.html in the first run's directory")
     where.add_argument(
         "--bundle", type=Path, metavar="DIR", help="write all answers of a run as a page into a new folder"
     )
@@ -237,7 +237,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument("--prompt", metavar="TEXT", help="one prompt")
     prompts.add_argument("--in", dest="source", type=Path, metavar="FILE", help="prompts, one a line")
     prompts.add_argument("--chat", action="store_true", help="chat with base and trained policy, side by side")
-    parser.add_argument("--out", type=new_file, metavar="FILE", help="write JSON lines to this file")
+    parser.add_argument("--out", type=out_file, metavar="FILE", help="write JSON lines to this file")
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
     which.add_argument("--base", action="store_true", help="use the base, without the adapter")
@@ -322,7 +322,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "--in", dest="source", type=Path, required=True, metavar="FILE", help="JSON lines with id, completion, answer"
     )
     parser.add_argument(
-        "--out", type=new_file, required=True, metavar="FILE", help="JSON lines with id, outcome, score, final_answer"
+        "--out", type=out_file, required=True, metavar="FILE", help="JSON lines with id, outcome, score, final_answer"
     )
     parser.add_argument(
         "--strict",
@@ -350,10 +350,10 @@ def add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show all log lines of the processes")
 
 
-def new_file(text: str) -> Path:
+def out_file(text: str) -> Path:
     """Where a file can be written, so that nothing is computed for a place that cannot take it."""
     if os.path.isdir(text) or not os.path.isdir(Path(text).parent):
-        raise argparse.ArgumentTypeError(f"got '{text}', expected a file, in a folder that exists")
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a file in an existing folder")
     return Path(text)
 
 

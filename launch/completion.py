@@ -57,7 +57,7 @@ _tandem() {
         fi
     done
     (( $#whole + $#open )) || { _files; return }
-    # zsh would quote the ~ of a candidate, but not of what stands before all of them.
+    # zsh would quote the ~ of a candidate, but not that of their common prefix.
     compset -P '\\~/' && whole=("${(@)whole#\\~/}") open=("${(@)open#\\~/}")
     compadd -l -d shown -a whole
     compadd -S '' -a open

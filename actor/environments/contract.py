@@ -35,6 +35,9 @@ from shared.errors import RewardError
 
 RESERVED = ("reset", "get_reward")
 DESCRIBE_LIMIT_S = 120.0
+FUNCTION = "environment.function"
+TOOLS_PREFIX = "tools: "
+"""Begins the line with the tools. The user's file may print others before it, and after it when it ends."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,7 @@ class Environment:
     def __init__(self, config: EnvironmentConfig) -> None:
         """RewardError if the file cannot be used."""
         self.instance = find_environment(config.function) if config.function else None
-        functions = [find_reward_function(spec) for spec in config.tools]
+        functions = [find_reward_function(spec, "environment.tools") for spec in config.tools]
         methods = methods_of(self.instance) if self.instance is not None else []
         self.tools: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*functions, *methods)}
         if not self.tools:
@@ -86,7 +89,7 @@ def instance_of(found: Callable[[], Any], spec: str) -> Any:
 
 def find_environment(spec: str) -> Any:
     """An instance of the user's class. RewardError if the file cannot be used."""
-    instance = instance_of(find_reward_function(spec), spec)
+    instance = instance_of(find_reward_function(spec, FUNCTION), spec)
     if not callable(getattr(instance, "reset", None)):
         raise RewardError(f"environment.function = {spec!r} has no method `reset`; add `def reset(self, **columns)`.")
     return instance
@@ -103,7 +106,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_program(spec: str) -> Program:
     """RewardError if the file cannot be used."""
-    found: Any = find_reward_function(spec)
+    found: Any = find_reward_function(spec, FUNCTION)
     if not inspect.isclass(found):
         return Program(run=found, get_reward=None)
     instance = instance_of(found, spec)
@@ -169,23 +172,31 @@ def describe_in_process(config: EnvironmentConfig, *, scores: bool) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=DESCRIBE_LIMIT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise RewardError(
-            f"Loading {config.function} took more than {DESCRIBE_LIMIT_S:g} s; make it quicker."
+            f"Loading {key_and_value(config)} took more than {DESCRIBE_LIMIT_S:g} s; make it quicker."
         ) from error
     last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    if done.returncode:
+    found = [line.removeprefix(TOOLS_PREFIX) for line in done.stdout.splitlines() if line.startswith(TOOLS_PREFIX)]
+    if done.returncode or not found:
         raise RewardError(
-            last if done.returncode == 2 else f"{config.function} ended its process while it was loaded ({last})."
+            last if done.returncode == 2 else f"{key_and_value(config)} ended its process while it was loaded ({last})."
         )
-    return done.stdout.splitlines()[-1]
+    return found[0]
+
+
+def key_and_value(config: EnvironmentConfig) -> str:
+    """What the user has given, for errors."""
+    return f"{FUNCTION} = {config.function!r}" if config.function else f"environment.tools = {list(config.tools)}"
 
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        print("\n" + describe(msgspec.json.decode(arguments[0], type=EnvironmentConfig), scores=arguments[1] == "1"))
+        tools = describe(msgspec.json.decode(arguments[0], type=EnvironmentConfig), scores=arguments[1] == "1")
+        print(f"\n{TOOLS_PREFIX}{tools}")
     except RewardError as error:
         print(error, file=sys.stderr)
         return 2

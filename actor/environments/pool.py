@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from actor.environments.contract import key_and_value
 from actor.environments.worker import Act, Answer, AnyReply, Broken, Call, Reset
 from actor.scoring.fork_server_process import ForkServerProcess
 from actor.scoring.pipe import Ready
@@ -119,17 +120,11 @@ class EnvironmentPool:
             for seat in waiting:
                 found = seat.look(START_LIMIT_S)
                 if isinstance(found, Lost):
-                    raise RewardError(f"{self.named}, while loaded: {found.note}")
+                    raise RewardError(f"{key_and_value(self.config)}, while loaded: {found.note}")
             if self.fork_server.is_gone:
-                raise RewardError(f"{self.named}: the process that starts the environments ended while they loaded.")
+                what = "the process that starts the environments ended while they loaded"
+                raise RewardError(f"{key_and_value(self.config)}: {what}; the actor's log may say why.")
             on_progress()
-
-    @property
-    def named(self) -> str:
-        """What the user has given, for errors."""
-        if self.config.function:
-            return f"environment.function = {self.config.function!r}"
-        return f"environment.tools = {self.config.tools!r}"
 
     def ask(self, calls: Mapping[int, Call], on_progress: Callable[[], None]) -> dict[int, Answer | Lost]:
         """Number of the seat -> its answer, in the order of the calls."""
@@ -188,7 +183,7 @@ class EnvironmentPool:
         self.note_exits()
 
     def replace_ended(self) -> None:
-        """Those that have ended since the last calls."""
+        """Those that have ended since the last calls; all, if the fork server has ended."""
         self.note_exits()
         if self.fork_server.is_gone:
             self.start_again()

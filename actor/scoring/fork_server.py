@@ -94,11 +94,13 @@ class ForkServer:
         return True
 
     def start(self, number: int, descriptors: list[int]) -> None:
-        # Only the user may enter; removed with the worker.
-        folder = self.scratch / str(number)
-        folder.mkdir(mode=0o700)
-        server_pid = os.getpid()
-        pid = os.fork()
+        server_pid, folder = os.getpid(), self.scratch / str(number)
+        try:
+            # Only the user may enter; removed with the worker.
+            folder.mkdir(mode=0o700)
+            pid = os.fork()
+        except OSError as error:
+            sys.exit(f"No worker can start ({error}); free space in {self.scratch.parent}, or allow more processes.")
         if pid == 0:
             self.become_worker(folder, descriptors, server_pid)
         for descriptor in descriptors:

@@ -1,4 +1,4 @@
-"""The fork server as the pool sees it: sends commands, receives the exits of workers, never blocks for long.
+"""The fork server as the pool sees it: sends commands, receives the exits of workers, waits SEND_LIMIT_S at most.
 
 Its environment, which its workers inherit, is an allow-list: paths, language, thread counts, and what
 verifier.environment names. So it contains no token of the actor. Python looks for modules on
@@ -29,8 +29,8 @@ KNOWN = re.compile(
 )
 PACKET_BYTES = 4096
 END_LIMIT_S = 5.0
-SEND_LIMIT_S = 5.0
-"""Longest wait for room in the socket, which takes a few hundred commands."""
+SEND_LIMIT_S = 30.0
+"""Longest wait for room in the socket, which takes a few hundred commands. A fork server reads none while it starts."""
 
 
 class ForkServerProcess:
@@ -63,12 +63,14 @@ class ForkServerProcess:
 
     def send(self, command: Command, descriptors: Sequence[int] = ()) -> None:
         """A fork server that lets the socket stay full counts as gone."""
+        if self.is_gone or self.closed:
+            return
+        self.commands.settimeout(SEND_LIMIT_S)
         try:
-            self.commands.settimeout(SEND_LIMIT_S)
             socket.send_fds(self.commands, [msgspec.msgpack.encode(command)], list(descriptors))
-            self.commands.setblocking(False)
         except OSError:
             self.is_gone = True
+        self.commands.setblocking(False)
 
     def exits(self) -> list[WorkerExited]:
         """Workers that have ended since the last call."""

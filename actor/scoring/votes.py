@@ -98,5 +98,11 @@ def comparison(
 
 
 def as_job(gold: str, answer: str) -> ScoreJob:
-    text, columns = f"\\boxed{{{answer}}}", {"answer": gold}
-    return ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns, compares=True)
+    return ScoreJob(
+        prompt="",
+        completion=f"\\boxed{{{answer}}}",
+        completion_ids=[],
+        truncated=False,
+        columns={"answer": gold},
+        compares_answers=True,
+    )

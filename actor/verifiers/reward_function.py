@@ -57,9 +57,9 @@ class CallFailed(Exception):
         self.out_of_memory = out_of_memory
 
 
-def load_reward_function(spec: str) -> RewardFunction:
-    """A function as it is, a class as an object of it."""
-    found, name = find_reward_function(spec), spec.rpartition(":")[2]
+def load_reward_function(spec: str, key: str) -> RewardFunction:
+    """A function as it is, a class as an object of it. key: of the configuration, which holds `spec`."""
+    found, name = find_reward_function(spec, key), spec.rpartition(":")[2]
     if not isinstance(found, type):
         return found
     try:
@@ -75,16 +75,17 @@ def load_reward_function(spec: str) -> RewardFunction:
     return function
 
 
-def find_reward_function(spec: str) -> RewardFunction:
+def find_reward_function(spec: str, key: str) -> RewardFunction:
+    """key: of the configuration, which holds `spec`; for errors."""
     path, _, name = spec.rpartition(":")
     if not path or not name:
-        raise RewardError(f"Got {spec!r}, expected a function as path/to/file.py:name.")
+        raise RewardError(f"{key} is {spec!r}; name a function as path/to/file.py:name.")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RewardError(f"{path} was named, but there is no such file; a path is relative to {Path.cwd()}.")
+        raise RewardError(f"{key} names {path}, but there is no such file; a path is relative to {Path.cwd()}.")
     function = getattr(import_file(file), name, None)
     if function is None:
-        raise RewardError(f"{path} was asked for {name}, but defines no such name.")
+        raise RewardError(f"{key} names {name}, but {path} defines no such name.")
     if not callable(function) or hasattr(function, "forward"):
         raise RewardError(
             f"{name} in {path} is of type {type(function).__name__}; a function is needed, or a class with __call__."

@@ -9,6 +9,7 @@ import hashlib
 import msgspec
 
 from protocol.outcome import Outcome
+from protocol.plain_text import for_wire
 
 MAX_NOTE = 300
 MAX_FINAL_ANSWER = 500
@@ -43,8 +44,8 @@ class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
     """The task's columns: `answer` with the gold answer, and what the data set has besides."""
     context: Context = Context()
     """The same for all jobs of an order."""
-    compares: bool = False
-    """Whether it compares two final answers. That is no completion, and no function of the user is asked about it."""
+    compares_answers: bool = False
+    """Whether two final answers are compared. That is no completion, and no function of the user is asked about it."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,6 @@ def bounded(answer: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """White space collapsed, cut to a length that fits a log line."""
-    line = " ".join(text.split())
+    """White space collapsed, cut to a length that fits a log line, and fit for the wire."""
+    line = " ".join(for_wire(text).split())
     return line if len(line) <= MAX_NOTE else line[: MAX_NOTE - 3] + "..."

@@ -153,11 +153,11 @@ class Scoring:
         self.weights = weights(verifier.rewards)
         specs = [verifier.function] if self.judge and verifier.kind == "callable" else []
         specs += filter(is_function, verifier.rewards)
-        self.functions = {spec: load_reward_function(spec) for spec in dict.fromkeys(specs)}
+        self.functions = {spec: load_reward_function(spec, key_of(spec, verifier)) for spec in dict.fromkeys(specs)}
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Verdict]:
         """One verdict a job; CallFailed if a function's call cannot be used."""
-        if self.judge and all(job.compares for job in jobs):
+        if self.judge and all(job.compares_answers for job in jobs):
             nothing = dict.fromkeys(self.named, 0.0)
             return [structs.replace(found, rewards=nothing) for found in self.judge(jobs, {})]
         self.calls.log.start(len(jobs))
@@ -174,6 +174,10 @@ class Scoring:
             added_up({name: of[place] for name, of in found.items()}, self.weights, job.truncated)
             for place, job in enumerate(jobs)
         ]
+
+
+def key_of(spec: str, verifier: VerifierConfig) -> str:
+    return "verifier.function" if spec == verifier.function else "verifier.rewards"
 
 
 def judge(verifier: VerifierConfig) -> Judge:

@@ -171,7 +171,7 @@ def questions() -> Iterator[str]:
 
 
 def decoded(number: int, line: bytes) -> str:
-    """A line of a pipe."""
+    """DataError if it is not UTF-8."""
     try:
         return line.decode()
     except UnicodeDecodeError as error:

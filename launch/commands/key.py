@@ -39,7 +39,7 @@ def make_key(*, directory: Path, name: str) -> int:
         address = "tcp://HOST:PORT" if local else config.link.endpoint
         print(f"  python -m actor --connect {address} --key {name}.json --config config.json")
         if local:
-            print(f"HOST:PORT is where that machine reaches this one; {config.link.endpoint} is of this machine only.")
+            print(f"HOST:PORT is where that machine reaches this one; {config.link.endpoint} works only on this one.")
     print_how_to_revoke(directory, name)
     return 0
 

@@ -72,7 +72,7 @@ def resume_run(
                 ranks=at_most("--ranks", ranks or config.compute.ranks, MAX_RANKS),
             ),
         )
-        if resample_step is not None:  # which may be refused, so before all that is written
+        if resample_step is not None:  # it may be refused, so do it before writing anything
             print(resample(run, resample_step, changed.run.steps, changed.checkpoint.keep), file=sys.stderr)
         if actors:
             add_keys(run.keys, [actor.name for actor in topology(run.path, changed).actors])

@@ -60,7 +60,7 @@ from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.free_memory import free_memory
-from shared.process.processor import gains_by_packing, read_flags, settled_config
+from shared.process.processor import cores_here, gains_by_packing, read_flags, settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import CPUINFO, RunDir
@@ -148,7 +148,7 @@ def warn_of_cpu(compute: ComputeConfig) -> None:
 def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag: int, on: Machine) -> None:
     """If some of several actors can have no work at times."""
     size = rollout.groups_per_order or rollout.prompts
-    orders, cores = -(-rollout.prompts // size) * (1 + max_lag), len(os.sched_getaffinity(0))
+    orders, cores = -(-rollout.prompts // size) * (1 + max_lag), cores_here()
     if (groups := rollout.prompts * (1 + max_lag)) < compute.actors:
         print(
             f"warning: at most {groups} of {compute.actors} actors can have an order at a time, because rollout.prompts"

@@ -78,11 +78,11 @@ def round_trip(device: str) -> RoundTrip:
 
 
 def try_reward(spec: str) -> None:
-    """Exits with one sentence if the function cannot be imported."""
+    """Exits with one sentence if the function cannot be imported. Doctor names its key before that."""
     from actor.verifiers.reward_function import find_reward_function
 
     try:
-        find_reward_function(spec)
+        find_reward_function(spec, "it")
     except RewardError as error:
         sys.exit(str(error))
 

@@ -36,9 +36,9 @@ Form = Literal["peft", "merged", "gguf-ready"]
 ADAPTER_CONFIG = "adapter_config.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)( [\w.-]+)?")
+HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)( [\w.-]+)?")
 """The id of a data set, and its split."""
-IN_TABLE = str.maketrans({"|": r"\|", "<": r"\<"})
+TABLE_ESCAPES = str.maketrans({"|": r"\|", "<": r"\<"})
 """A table of Markdown would end a cell at the one, and read the other as HTML."""
 
 
@@ -84,7 +84,7 @@ def write_merged(out: Path, policy: TrainedPolicy, form: Form, dtype: torch.dtyp
 
 def older_keys(model: dict[str, Any]) -> dict[str, Any]:
     """The keys that had the rotary angles before `rope_parameters`. A converter that does not find them stops, or
-    takes a base of 10000, and the converted model writes nonsense."""
+    takes rope_theta = 10000, and the converted model writes nonsense."""
     rope: dict[str, Any] = model.get("rope_parameters") or {}
     found: dict[str, Any] = {"torch_dtype": model["dtype"]}
     found |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
@@ -119,7 +119,7 @@ def short_name(path: str) -> str:
 
 def public_source(source: str) -> str:
     """`openai/gsm8k test`: a hub id is named in full, a path without the folders above it."""
-    found = ON_THE_HUB.fullmatch(source)
+    found = HUB_ID.fullmatch(source)
     is_public = found and Path(found[1]).suffix not in FORMATS and not Path(found[1]).exists()
     return source if is_public else short_name(source)
 
@@ -216,7 +216,7 @@ def training(facts: CardFacts) -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    return "<br>".join(text.strip().translate(IN_TABLE).splitlines())
+    return "<br>".join(text.strip().translate(TABLE_ESCAPES).splitlines())
 
 
 def lora_row(lora: LoraConfig) -> str:

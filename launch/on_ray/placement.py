@@ -116,7 +116,7 @@ def hold_all(places: Sequence[Place], nodes: Sequence[Mapping[str, float]]) -> b
     actor = actors[0].resources
     counts = [how_many(actor, node) for node in nodes]
     changes = [
-        how_many(actor, less(node, learner.resources)) - count
+        how_many(actor, remaining(node, learner.resources)) - count
         for node, count in zip(nodes, counts, strict=True)
         if fits(learner.resources, node)
     ]
@@ -124,12 +124,12 @@ def hold_all(places: Sequence[Place], nodes: Sequence[Mapping[str, float]]) -> b
 
 
 def how_many(wanted: Mapping[str, float], found: Mapping[str, float]) -> int:
-    """How often a node has so much. A process asks for one CPU at least."""
+    """How many fit on a node. A process asks for one CPU at least."""
     return min(int((found.get(name, 0.0) + ROUNDING) / amount) for name, amount in wanted.items())
 
 
-def less(found: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
-    """What is left of CPUs and cards; never below nothing."""
+def remaining(found: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
+    """What is left of CPUs and cards; never below zero."""
     return {name: max(amount - taken.get(name, 0.0), 0.0) for name, amount in found.items()}
 
 

@@ -72,7 +72,7 @@ class AccessCheck:
         return None
 
     def entry(self, scope: Scope) -> Response | None:
-        """A redirect that sets the cookie if the address has the right token, so that it does not stay there; None if
+        """A redirect that sets the cookie if the address has the right token, and removes it there; None if
         the request has the cookie; else a refusal."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["method"] in READING and self.is_right(given):

@@ -146,7 +146,7 @@ class Bundle:
         write_whole(path, content, durable=False, place=OPTION)
 
     def remove(self) -> None:
-        """What is not whole, so that the folder can be chosen again."""
+        """Delete an unfinished bundle, so that the folder can be chosen again."""
         for part in FOLDERS:
             shutil.rmtree(self.folder / part, ignore_errors=True)
 

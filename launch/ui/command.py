@@ -81,20 +81,20 @@ def serve(listener: socket.socket, folder: Path, token: str, *, control: bool) -
     if not control:
         # What only looks starts no process, which would have the low priority too, and takes no time from a run.
         os.nice(NICE)
-        until_ctrl_c(build_app(runs, port, token), listener)
+        serve_until_stopped(build_app(runs, port, token), listener)
         return []
     from launch.ui.control import Control
     from launch.ui.control_routes import control_routes
 
     allowed = Control(runs, Path.cwd())
     try:
-        until_ctrl_c(build_app(runs, port, token, control_routes(allowed)), listener)
+        serve_until_stopped(build_app(runs, port, token, control_routes(allowed)), listener)
     finally:
         going = allowed.jobs.end()
     return going
 
 
-def until_ctrl_c(app: "ASGIApp", listener: socket.socket) -> None:
+def serve_until_stopped(app: "ASGIApp", listener: socket.socket) -> None:
     with suppress(KeyboardInterrupt):
         as_ctrl_c()
         make_server(app).run(sockets=[listener])
@@ -102,9 +102,9 @@ def until_ctrl_c(app: "ASGIApp", listener: socket.socket) -> None:
 
 def as_ctrl_c() -> None:
     """Take a kill and the end of the terminal for Ctrl-C."""
-    # The server ends in order at SIGTERM, and then gives it to this handler. It does not know SIGHUP.
+    # The server shuts down cleanly at SIGTERM, then raises it again. It does not handle SIGHUP.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # `nohup` has the end of the terminal ignored.
+    # Under `nohup` the end of the terminal is ignored.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
 

@@ -26,7 +26,7 @@ DIGITS = 5
 NO_CURVES = ("step", "time_s")
 LANE_STEPS = 24
 """Steps whose phases are drawn one by one."""
-SAME_S = 2e-3
+TOLERANCE_S = 2e-3
 """An update lasts as long in a trace as in the metrics, but for the moments between two looks at the clock."""
 TO_LOOK_AT = {
     "reward and outcome disagree": {"outcome": "wrong", "sort": "reward"},
@@ -162,9 +162,9 @@ def lanes(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def within(traced: Sequence[Phase], update_s: np.ndarray, later: int) -> list[Phase]:
-    """Those from the update before the first step, or from the beginning of the trace, to the update of the last. A
-    trace has no numbers of steps; its last update is that of the run's last step, unless that was not traced, and then
-    its updates do not last as long as those of the steps.
+    """The phases of these steps: from the end of the update before them, or from the beginning of the trace, to their
+    last update. A trace has no numbers of steps. Its last update should be that of the run's last step; there are none
+    if its updates do not last as long as those of the steps.
 
     update_s: how long each of these steps updated. later: steps after them.
     """
@@ -174,7 +174,7 @@ def within(traced: Sequence[Phase], update_s: np.ndarray, later: int) -> list[Ph
     if start < 0 or stop <= start:
         return []
     lasted = [phase.end_s - phase.start_s for phase in updates[start:stop]]
-    if not np.allclose(lasted, update_s, rtol=0, atol=SAME_S):
+    if not np.allclose(lasted, update_s, rtol=0, atol=TOLERANCE_S):
         return []
     begin = updates[start - 1].end_s if start else traced[0].start_s
     return [phase for phase in traced if phase.start_s >= begin and phase.end_s <= updates[stop - 1].end_s]

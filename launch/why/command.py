@@ -4,8 +4,8 @@ summary.json.
     files -> RunView -> rules -> verdicts, by sure * harm, the largest first
 
 The fault that costs training the most comes first, so that is the one to look at. Without a fault the verdict says what
-the run is doing: `learning`, `finished`, `steady`, or that it is too early to say. A run that was killed or stopped is
-told so last, and first if nothing else was found.
+the run is doing: `learning`, `finished`, `steady`, or that it is too early to say. That a run was killed or
+stopped is said last.
 """
 
 from collections.abc import Iterator
@@ -54,13 +54,13 @@ def verdicts(view: RunView) -> list[RunVerdict]:
     else:
         rules = (*answers.RULES, *updates.RULES) if view.config.compares else updates.WITHOUT_REWARD
     faults = sorted((found for rule in rules for found in rule(view)), key=lambda found: -found.rank)
-    return [*faults, *has_ended(view)] or list(without_fault(view))
+    return [*faults, *early_end(view)] or list(without_fault(view))
 
 
-def has_ended(view: RunView) -> Iterator[RunVerdict]:
+def early_end(view: RunView) -> Iterator[RunVerdict]:
     """Before its last step, and not by a fault of its own. It costs no training, so it comes last."""
     done = f"after {len(view.rows)} of {view.config.run.steps} steps"
-    told = f"{done}; {change(view)}" if len(view.rows) >= FEWEST else done
+    told = f"{done}; {goal_change(view)}" if len(view.rows) >= FEWEST else done
     if view.state == "dead":
         yield RunVerdict(
             name="the run was killed",
@@ -74,8 +74,8 @@ def has_ended(view: RunView) -> Iterator[RunVerdict]:
         yield fine("the run was stopped", told, "Go on with `resume`")
 
 
-def change(view: RunView) -> str:
-    """Of what training is about."""
+def goal_change(view: RunView) -> str:
+    """How the metric that training is about has changed."""
     key = goal(view.rows)
     was, now = (number(amount, ".2f") for amount in (view.was(key), view.now(key)))
     return f"{key.removesuffix('/mean')} {was} at first, {now} now, {view.z(key):+.1f} standard errors"
@@ -83,7 +83,7 @@ def change(view: RunView) -> str:
 
 def without_fault(view: RunView) -> Iterator[RunVerdict]:
     """What a run does that no rule objects to."""
-    steps, key, reward = len(view.rows), goal(view.rows), change(view)
+    steps, key, reward = len(view.rows), goal(view.rows), goal_change(view)
     solved = key == REWARD and view.now(key) >= NEARLY_ALL
     if view.state == "failed":
         yield RunVerdict(

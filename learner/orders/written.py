@@ -35,8 +35,8 @@ class WrittenOrders:
     def __init__(
         self, answers: Sequence[np.ndarray], rewards: Iterable[str], link: OrderFiller, recorder: Recorder
     ) -> None:
-        """answers: [T] int32 each, by the number of the example. rewards: those of the configuration, whose
-        names every group of the run has."""
+        """answers: [T] int32 each, by the number of the example. rewards: those of the configuration; every
+        group has a value for each."""
         self.answers = answers
         self.rewards = {name_of(reward): (0.0,) for reward in rewards}
         self.link = link

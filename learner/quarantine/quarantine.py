@@ -89,7 +89,7 @@ def keep_nowhere(batch: KeptBatch) -> None:
     """For a replay, which writes nothing."""
 
 
-def place_of(name: str) -> tuple[int, str]:
+def by_length(name: str) -> tuple[int, str]:
     """For sorting: from a thousand groups on, their names differ in length."""
     return len(name), name
 
@@ -100,7 +100,7 @@ def read_batch(path: Path) -> KeptBatch:
         parts = {name: array.tobytes() for name, array in load(path.read_bytes()).items()}
         if parts.pop(DIGEST, b"") != digest(parts):
             raise DamageError(f"{path} does not match its own sha256; restore it from a copy, or `resume` the run.")
-        messages = [decode(unpack(parts[name])) for name in sorted(parts, key=place_of) if name.startswith(GROUPS)]
+        messages = [decode(unpack(parts[name])) for name in sorted(parts, key=by_length) if name.startswith(GROUPS)]
     except OSError as error:
         raise DamageError(f"{path} cannot be read ({error.strerror}); give a file of a run's quarantine/.") from error
     # KeyError: a number type that numpy does not have.

@@ -40,9 +40,9 @@ import msgspec
 from protocol.endpoint import make_private
 from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
-from shared.process.busy_cores.gathering import CORES
 from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
 from shared.process.free_memory import memory_returned
+from shared.process.processor import cores_here
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
 from shared.run.files import make_folder, remove_unfinished, write_whole
@@ -224,13 +224,14 @@ def lease_for(
     overlaps: bool = True,
     find_driver: Callable[["torch.device"], Driver | None] = driver_of,
     facts: Callable[["torch.device"], CardFacts] = card_facts,
+    find_cores: Callable[[], int] = cores_here,
 ) -> ComputeLease:
     """The card's lease; on a CPU one of the run, if the processes would compete for its cores. path: of the latter's
     lock file; None for a process with cores of its own. planned: as of a lease. overlaps: as of NoLease."""
     driver = find_driver(device)
     if driver:
         return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
-    if path is None or compute.threads <= len(CORES):
+    if path is None or compute.threads <= find_cores():
         return NoLease(overlaps=overlaps)
     return Lease(path, trace=trace)
 

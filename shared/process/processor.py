@@ -33,6 +33,7 @@ from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
+from shared.process.busy_cores.gathering import CORES
 from shared.process.usable_cards import check_cards, has_card
 from shared.run.files import write_whole
 from shared.run.run_dir import CPUINFO, RunDir
@@ -230,7 +231,17 @@ def usable_cores(allowed: Iterable[int], cpus: Path, container: float | None) ->
     logical = sorted(allowed)
     files = [cpus / f"cpu{number}" / "topology" / "thread_siblings_list" for number in logical]
     cores = {file.read_text() if file.is_file() else file.parent.parent.name for file in files}
-    return max(min(len(cores), int(container or len(cores))), 1)
+    return within(len(cores), container)
+
+
+def within(cores: int, container: float | None) -> int:
+    """At most so many whole cores as the container allows, and one at least."""
+    return max(min(cores, int(container or cores)), 1)
+
+
+def cores_here(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Logical cores that the processes of a run share on this machine."""
+    return within(len(CORES), container_cores(root, own))
 
 
 def container_cores(root: Path, own: Path) -> float | None:

@@ -15,7 +15,6 @@ phase around. Left out on purpose: counters, arrows between tracks, and clocks o
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +25,8 @@ from shared.run.files import AppendFile, drop_torn_line, write_whole
 from shared.run.run_dir import RunDir
 
 BEGIN = b"[\n"
+TRACK_LIMIT = 2**31
+"""The numbers of tracks are below it, since viewers read them as process ids."""
 
 
 class Trace(Protocol):
@@ -56,6 +57,8 @@ class TraceFile:
         if self.file.end == 0:
             self.file.append(BEGIN)
         self.offset_ns = time.time_ns() - time.monotonic_ns()
+        # From the time of the start: in two containers two processes may have the same id.
+        self.track = time.time_ns() // 1000 % TRACK_LIMIT
         self.append("M", "process_name", args={"name": process})
 
     @contextmanager
@@ -68,7 +71,7 @@ class TraceFile:
 
     def append(self, kind: str, name: str, **more: Any) -> None:
         microseconds = (time.monotonic_ns() + self.offset_ns) / 1000
-        event = {"ph": kind, "name": name, "pid": os.getpid(), "tid": os.getpid(), "ts": microseconds, **more}
+        event = {"ph": kind, "name": name, "pid": self.track, "tid": self.track, "ts": microseconds, **more}
         self.file.append(json.dumps(event).encode() + b",\n")
 
 

@@ -1,7 +1,7 @@
 """Reads a file that another process appends to, one whole line at a time.
 
 A last line without its newline is still being written (or was torn by a crash) and is left for the next call.
-A file that was replaced, became shorter or is gone is read from its start again and counts as a new generation.
+If a file was replaced, became shorter or was deleted, reading starts over, and it counts as a new generation.
 """
 
 import os

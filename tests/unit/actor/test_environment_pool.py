@@ -1,5 +1,9 @@
 """An environment may fail in any call and any way: its own episode gets the outcome, and no other is harmed."""
 
+import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +13,8 @@ import pytest
 
 from actor.environments.contract import ToolCall, describe_in_process
 from actor.environments.pool import EnvironmentPool, Lost, fault_of
-from actor.environments.worker import Answered, GetReward, Opened, Reset, Rewarded, Use
+from actor.environments.worker import Answered, Broken, GetReward, Opened, Reset, Rewarded, Use
+from actor.scoring.pipe import KillWorker
 from protocol.outcome import Outcome
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
@@ -34,6 +39,10 @@ def fail(how):
         raise ValueError("on purpose")
     if how == "half":
         return "\\ud83d"
+    if how == "raise half":
+        raise ValueError("half \\ud83d")
+    if how == "unnamed signal":
+        os.kill(os.getpid(), 40)
     if how == "large":
         return "x" * 100_000
     if how == "spin":
@@ -94,6 +103,15 @@ class NoDocs:
         pass
     def add(self, number):
         return number
+
+class Prints(Env):
+    def __init__(self):
+        import atexit
+        atexit.register(print, "bye")
+
+class Leaves(Env):
+    def __init__(self):
+        os._exit(0)
 '''
 
 
@@ -218,9 +236,36 @@ def test_a_fork_server_that_ends_while_environments_load_is_named(file: Path) ->
             pool.make_ready(2, lambda: None)
 
 
+def test_a_worker_that_cannot_start_is_said_in_one_sentence(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(EnvironmentPool(config_of(file))) as pool:
+        (Path(pool.fork_server.scratch) / "1").mkdir()
+        with pytest.raises(RewardError, match="ended while they loaded; the actor's log may say why"):
+            pool.make_ready(2, lambda: None)
+    said = capfd.readouterr().err
+    assert "No worker can start ([Errno 17] File exists" in said and "Traceback" not in said
+
+
+def test_a_fork_server_that_is_gone_is_not_waited_for_again(file: Path) -> None:
+    with closing(EnvironmentPool(config_of(file))) as pool:
+        os.kill(pool.fork_server.pid, signal.SIGSTOP)
+        pool.fork_server.is_gone = True
+        began = time.monotonic()
+        for _ in range(300):
+            pool.fork_server.send(KillWorker(number=9))
+        assert time.monotonic() - began < 10.0
+        os.kill(pool.fork_server.pid, signal.SIGCONT)
+
+
 def test_half_a_character_becomes_a_question_mark(pool: EnvironmentPool) -> None:
     ask(pool, {0: Reset(columns={"at": "tool", "how": "half"})})
     assert ask(pool, {0: add(1)}) == {0: Answered(texts=["?"])}
+    failed = ask(pool, {0: Reset(columns={"at": "reset", "how": "raise half"})})
+    assert failed == {0: Broken(note="The environment raised ValueError: half ?.")}
+
+
+def test_a_signal_without_a_name_has_its_number(pool: EnvironmentPool) -> None:
+    found = ask(pool, {0: Reset(columns={"at": "reset", "how": "unnamed signal"})})
+    assert found == {0: Lost(outcome=Outcome.ERROR, note="The environment was ended by signal 40.")}
 
 
 def children_of(pid: int) -> list[str]:
@@ -251,6 +296,28 @@ def test_tools_are_described_as_chat_templates_want_them(file: Path) -> None:
 def test_a_class_that_is_no_environment_is_refused(file: Path, name: str, said: str) -> None:
     with pytest.raises(RewardError, match=said):
         describe_in_process(config_of(file, name), scores=False)
+
+
+def test_what_a_file_prints_when_it_ends_is_no_description(file: Path) -> None:
+    assert '"name": "add"' in describe_in_process(config_of(file, "Prints"), scores=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"function": "none.py:Env"}, "environment.function names none.py, but there is no such file"),
+        ({"kind": "agent", "function": "none.py"}, "environment.function is 'none.py'; name a function"),
+        ({"tools": ("none.py:f",)}, "environment.tools names none.py, but there is no such file"),
+        ({"tools": ("{file}:Missing",)}, "environment.tools names Missing, but"),
+        ({"function": "{file}:Leaves"}, "environment.function = .*Leaves' ended its process while it was loaded"),
+        ({"tools": ("{folder}/leaves.py:f",)}, "environment.tools = .*leaves.py:f'. ended its process"),
+    ],
+)
+def test_an_error_names_the_key_of_the_file(file: Path, config: dict[str, Any], said: str) -> None:
+    (file.parent / "leaves.py").write_text("import os; os._exit(3)")
+    texts = json.dumps(config).replace("{file}", str(file)).replace("{folder}", str(file.parent))
+    with pytest.raises(RewardError, match=said):
+        describe_in_process(EnvironmentConfig(**json.loads(texts)), scores=False)
 
 
 def test_a_reward_that_is_missing_is_refused(file: Path) -> None:

@@ -42,6 +42,7 @@ def job(completion: str, *, truncated: bool = False, **columns: str) -> ScoreJob
     )
 
 
+KEY = "verifier.function"
 JOBS = [job("a", answer="1", level="x"), job("bb", answer="2"), job("ccc", answer="3", level="z")]
 
 
@@ -67,7 +68,7 @@ def returning(values: object):
 
 def test_a_function_is_found(tmp_path: Path) -> None:
     file = write(tmp_path, "def reward(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
-    assert [verdict.score for verdict in score_with(load_reward_function(f"{file}:reward"), JOBS)] == [1.0] * 3
+    assert [verdict.score for verdict in score_with(load_reward_function(f"{file}:reward", KEY), JOBS)] == [1.0] * 3
 
 
 def test_the_files_beside_it_can_be_imported(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_the_files_beside_it_can_be_imported(tmp_path: Path) -> None:
     file = write(
         tmp_path, "import reward_helper_beside as h\ndef reward(prompts, **_):\n    return [h.VALUE] * len(prompts)\n"
     )
-    assert score_with(load_reward_function(f"{file}:reward"), JOBS)[0].score == 0.25
+    assert score_with(load_reward_function(f"{file}:reward", KEY), JOBS)[0].score == 0.25
 
 
 def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
         "@dataclass\nclass Point:\n    kinds: ClassVar[int] = 1\n    x: float = 1.0\n"
         "def reward(prompts, **_):\n    return [Point().x] * len(prompts)\n"
     )
-    assert score_with(load_reward_function(f"{write(tmp_path, text)}:reward"), JOBS)[0].score == 1.0
+    assert score_with(load_reward_function(f"{write(tmp_path, text)}:reward", KEY), JOBS)[0].score == 1.0
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,22 @@ def test_what_cannot_be_used_is_said_in_one_sentence(tmp_path: Path, spec: str, 
     write(tmp_path, "def reward(:\n", "broken.py")
     write(tmp_path, "raise SystemExit(3)\n", "leaves.py")
     with pytest.raises(RewardError, match=expected) as caught:
-        load_reward_function(spec.format(folder=tmp_path))
+        load_reward_function(spec.format(folder=tmp_path), KEY)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        VerifierConfig(kind="callable", function="none.py:reward"),
+        VerifierConfig(kind="math", rewards={"none.py:reward": 1.0}),
+    ],
+)
+def test_an_error_names_the_key(verifier: VerifierConfig) -> None:
+    key = "verifier.function" if verifier.function else "verifier.rewards"
+    with pytest.raises(RewardError, match=rf"^{key} names none.py, but there is no such file"):
+        Scoring(verifier)
 
 
 # Arguments
@@ -141,8 +155,8 @@ def test_arguments_are_those_of_trl() -> None:
 def test_half_a_character_in_a_log_becomes_a_question_mark() -> None:
     log = RewardLog()
     log.start(2)
-    log.extra("judge", ["\ud83d", "b"])
-    assert log.extras == {"judge": ["?", "b"]}
+    log.extra("judge \ud83d", ["\ud83d", "b"])
+    assert log.extras == {"judge ?": ["?", "b"]}
 
 
 def test_a_function_gets_only_what_it_names() -> None:
@@ -328,6 +342,10 @@ def test_a_note_has_bounded_length() -> None:
     with pytest.raises(CallFailed) as caught:
         score_with(reward, JOBS)
     assert len(str(caught.value)) == MAX_NOTE
+
+
+def test_half_a_character_in_a_note_becomes_a_question_mark() -> None:
+    assert str(CallFailed("half \ud83d")) == "half ?"
 
 
 def test_a_truncated_completion_keeps_the_functions_score() -> None:

@@ -128,7 +128,7 @@ def test_a_key_names_no_address_that_only_this_machine_has(tmp_path: Path, capsy
         assert main(["key", str(out), "box"]) == 0
         said = capsys.readouterr().out
         assert f"--connect tcp://{address} --key box.json" in said
-        assert ("tcp://127.0.0.1:5757 is of this machine only" in said) == (address == "HOST:PORT")
+        assert ("tcp://127.0.0.1:5757 works only on this one" in said) == (address == "HOST:PORT")
 
 
 def test_all_addresses_are_one_to_listen_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

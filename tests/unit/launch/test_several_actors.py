@@ -1,6 +1,5 @@
 """Several actors beside one learner: their processes, what they need, and what is said of those without work."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from shared.config.load import config_from_json, resolve
 from shared.config.processes import ComputeConfig
 from shared.config.tree import RolloutConfig
 from shared.process.lease import NoLease, lease_for
+from shared.process.processor import cores_here
 from tests.support.machines import HALF, but, configured, sound
 
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
@@ -93,7 +93,7 @@ def test_a_run_has_a_key_for_each_actor_and_resume_makes_those_that_it_lacks(
 
 @pytest.mark.parametrize(("actors", "free"), [(1, True), (2, False)])
 def test_the_threads_of_all_actors_count_for_the_lease(tmp_path: Path, actors: int, free: bool) -> None:
-    all_cores = len(os.sched_getaffinity(0))
+    all_cores = cores_here()
     if all_cores < 2:
         pytest.skip("one core has no room")
     compute = ComputeConfig(learner_threads=1, actor_threads=all_cores - 1, actors=actors)

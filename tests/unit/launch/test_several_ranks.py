@@ -1,6 +1,5 @@
 """Several ranks of one learner: their processes, what they need, and what is said of them."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from shared.config.model import ModelConfig
 from shared.config.processes import ActorConfig, ComputeConfig
 from shared.process.entry_point import LOST_RANK
 from shared.process.lease import NoLease, lease_for
-from shared.process.processor import Capacity, settled
+from shared.process.processor import Capacity, cores_here, settled
 from tests.support.machines import HALF, but, configured, sound
 
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
@@ -76,7 +75,7 @@ def test_the_flag_is_the_key_and_resume_has_it_too(tmp_path: Path, capsys: pytes
 
 def test_the_threads_of_all_ranks_count(tmp_path: Path) -> None:
     assert ComputeConfig(ranks=3, learner_threads=2, actor_threads=1).threads == 7
-    all_cores = len(os.sched_getaffinity(0))
+    all_cores = cores_here()
     compute = ComputeConfig(learner_threads=1, actor_threads=1, ranks=all_cores)
     assert not isinstance(lease_for(compute, torch.device("cpu"), tmp_path / "lease"), NoLease)
     assert "1 threads for each of 3 ranks of the learner" in arithmetic(

@@ -21,6 +21,7 @@ from shared.process.processor import (
     LARGE_BYTES,
     Capacity,
     container_cores,
+    cores_here,
     is_busy,
     is_large,
     is_open,
@@ -260,6 +261,13 @@ def test_siblings_are_one_core_and_a_container_may_allow_less(tmp_path: Path) ->
     assert usable_cores(range(8), tmp_path, 2.5) == 2
     assert usable_cores(range(8), tmp_path, 0.5) == 1
     assert usable_cores(range(3), tmp_path / "none", None) == 3
+
+
+def test_processes_share_the_cores_that_the_container_allows(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    assert cores_here(tmp_path, tmp_path / "none") == 1
+    (tmp_path / "cpu.max").write_text("max 100000")
+    assert cores_here(tmp_path, tmp_path / "none") == len(os.sched_getaffinity(0))
 
 
 def test_the_smallest_limit_of_all_levels_counts(tmp_path: Path) -> None:

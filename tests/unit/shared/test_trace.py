@@ -1,7 +1,6 @@
 """A trace can be opened at any moment, survives kills, and has one track for each start of a process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -57,7 +56,13 @@ def test_phases_begin_and_end_in_each_other(run: RunDir) -> None:
     assert found == [("B", "turn"), ("B", "update"), ("E", "update"), ("E", "turn")]
     times = [event["ts"] for event in events]
     assert times == sorted(times) and times[0] > 1e15, "microseconds since 1970"
-    assert {(event["pid"], event["tid"]) for event in events} == {(os.getpid(), os.getpid())}
+    assert {(event["pid"], event["tid"]) for event in events} == {(named["pid"], named["pid"])}
+
+
+def test_each_start_has_a_track_of_its_own_even_with_the_same_process_id(run: RunDir) -> None:
+    for name in ("learner", "actor0", "actor0"):
+        TraceFile(run.trace_of(name), name)
+    assert len({event["pid"] for event in whole(run)}) == 3
 
 
 def test_a_phase_ends_where_it_fails(run: RunDir) -> None:
