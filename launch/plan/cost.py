@@ -61,6 +61,8 @@ class Plan:
     """The whole run, evaluations included."""
     no_time: str
     """Why there is no time."""
+    busy: bool
+    """Whether other processes computed while this machine was measured."""
     remedies: tuple[Remedy[Work], ...]
     """Empty if the run fits, or if nothing helps."""
 
@@ -167,7 +169,7 @@ def make_plan(
 ) -> Plan:
     """speeds: of actor and learner; asked for only if the run fits, because measuring takes seconds."""
     memory = host_memory(shape, work)
-    time, total, why = None, None, ""
+    time, total, why, busy = None, None, "", False
     if not fits(memory.total, free):
         why = "the run does not fit"
     elif work.actor.is_elsewhere:
@@ -175,6 +177,7 @@ def make_plan(
     else:
         try:
             actor, learner = speeds()
+            busy = actor.busy or learner.busy
             time = step_time(shape, work, actor, learner)
             evaluation = evaluation_s(shape, work, actor)
             every = work.evaluation.every
@@ -188,6 +191,7 @@ def make_plan(
         time=time,
         total_s=total,
         no_time=why,
+        busy=busy,
         remedies=tuple(remedies(shape, work, free)),
     )
 
@@ -247,9 +251,10 @@ def time_lines(plan: Plan) -> list[str]:
     parts = f"decoding {seconds(time.rollout)}, update {seconds(time.update)}"
     what = f"({parts})" if plan.work.samples else "of updates"
     answer = "a completion" if plan.work.samples else "an answer"
+    busy = "; less if nothing else computes, as other processes did when this was measured" if plan.busy else ""
     return [
         f"predicted time: {seconds(time.step)} per step {what}, {seconds(plan.total_s)} in total, if {answer} has"
-        f" {tokens} tokens"
+        f" {tokens} tokens{busy}"
     ]
 
 
@@ -291,6 +296,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "actors": memory.actors,
         "ranks": memory.ranks,
         "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),
+        "measured_while_busy": plan.busy,
         "remedies": [remedy.settings for remedy in plan.remedies],
     }
 

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
@@ -45,7 +46,7 @@ from shared.process.processor import is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 12
+FORMAT = 13
 """Changes with what is measured."""
 MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 600.0
 LIMIT_S = 60.0
@@ -99,6 +100,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
     element: float
     """Seconds per byte."""
+    busy: bool = False
+    """Whether many other threads ran just before or after it."""
 
     def product_s(self, dtype: str, rows: float) -> float:
         """Seconds per weight for this many rows."""
@@ -131,14 +134,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What the measurement depends on; the file's name is their digest."""
     seconds_since_1970: float
     """When it was made."""
-    busy: bool
-    """Whether many other threads ran just before or after it."""
     speed: Speed
     """The result."""
 
     def is_fresh(self, now: float) -> bool:
         """now: in seconds since 1970."""
-        return 0 <= now - self.seconds_since_1970 < (BUSY_AGE_S if self.busy else MAX_AGE_DAYS * 86_400)
+        return 0 <= now - self.seconds_since_1970 < (BUSY_AGE_S if self.speed.busy else MAX_AGE_DAYS * 86_400)
 
 
 class NotMeasured(Exception):
@@ -162,7 +163,8 @@ def machine_speed(
         return found.speed
     was_busy = is_busy()
     speed = measure(threads, blas)
-    keep(file, Measured(facts=facts, seconds_since_1970=time.time(), busy=was_busy or is_busy(), speed=speed))
+    speed = structs.replace(speed, busy=was_busy or is_busy())
+    keep(file, Measured(facts=facts, seconds_since_1970=time.time(), speed=speed))
     return speed
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from launch.commands.run import speeds_of
-from launch.plan.cost import make_plan, table
+from launch.plan.cost import make_plan, plan_as_json, table
 from launch.plan.machine import (
     BUSY_AGE_S,
     DTYPES,
@@ -104,8 +105,10 @@ def test_what_is_measured_beside_others_is_kept_for_minutes(
     (file,) = tmp_path.iterdir()
     content = json.loads(file.read_bytes())
     file.write_text(json.dumps(content | {"seconds_since_1970": content["seconds_since_1970"] - age}))
-    assert machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=quiet) == SPEED
-    assert measuring.asked == ([2, 2] if any(looks) and age > BUSY_AGE_S else [2])
+    again = any(looks) and age > BUSY_AGE_S
+    found = machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=quiet)
+    assert found == structs.replace(SPEED, busy=any(looks) and not again)
+    assert measuring.asked == ([2, 2] if again else [2])
 
 
 @pytest.mark.parametrize("damage", ["torn", "zeros", "no json", "other facts", "old", "from the future", "negative"])
@@ -141,7 +144,8 @@ def test_processes_with_the_same_threads_are_measured_once_even_without_a_cache(
     (tmp_path / "file").write_text("")
     measuring = Measuring()
     compute = ComputeConfig(actor_threads=threads[0], learner_threads=threads[1])
-    assert speeds_of(compute, tmp_path / "file" / "cache", measure=measuring) == (SPEED, SPEED)
+    found = speeds_of(compute, tmp_path / "file" / "cache", measure=measuring)
+    assert [structs.replace(speed, busy=False) for speed in found] == [SPEED, SPEED]
     assert measuring.asked == asked
 
 
@@ -177,3 +181,12 @@ def test_products_between_two_measurements_are_on_a_line() -> None:
     for rows, expected in ((1, 1e-9), (20, 1e-9), (80, 1.5e-9), (128, 2e-9), (320, 5e-9), (512, 8e-9), (1024, 16e-9)):
         assert SPEED.product_s("bf16", rows) == pytest.approx(expected)
     assert SPEED.product_s("fp32", 0.5) == pytest.approx(1e-9)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_plan_says_that_other_processes_computed_while_the_machine_was_measured(busy: bool) -> None:
+    quiet_one, other = SPEED, structs.replace(SPEED, busy=busy)
+    for speeds in ((quiet_one, other), (other, quiet_one)):
+        found = make_plan(HALF, work(), None, steps=10, speeds=lambda speeds=speeds: speeds)
+        assert ("less if nothing else computes" in table(found)[-1]) is busy
+        assert plan_as_json(found)["measured_while_busy"] is busy
