@@ -129,7 +129,7 @@ def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
     """The prediction for completions as long as those that were sampled: time for their average, memory for the average
     of the longest step."""
     config = config_from_json(run.config.read_bytes())
-    packs = gains_by_packing(read_flags(CPUINFO))
+    packs = gains_by_packing(read_flags(CPUINFO), config.compute)
     work = work_of(config, cores=len(os.sched_getaffinity(0)), packs=packs)
     mean = measured.completion_tokens or work.lengths.completion
     longest = max(json.loads(row)["length/mean"] for row in run.metrics.read_text().splitlines())

@@ -180,7 +180,7 @@ def planned(config: Config) -> tuple[Config, Cost]:
     elif config.actor.engine == "vllm" and config.needs_actor:
         cost = "vLLM plans its memory itself"
     else:
-        packs = gains_by_packing(read_flags(CPUINFO))
+        packs = gains_by_packing(read_flags(CPUINFO), config.compute)
         work = work_of(config, cores=len(os.sched_getaffinity(0)), packs=packs)
         cost = plan_of(work, config.lora.targets, compute, config.run.steps)
     if isinstance(cost, Plan):

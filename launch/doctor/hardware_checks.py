@@ -147,7 +147,8 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
         processor = known(machine.processor)
-        work = work_of(machine.config, cores=processor.cores, packs=gains_by_packing(processor.flags))
+        packs = gains_by_packing(processor.flags, machine.config.compute)
+        work = work_of(machine.config, cores=processor.cores, packs=packs)
         started = not isinstance(machine.run, Missing) and machine.run.started
         work = chosen_work(shape, work, free_for_run(machine), started=started)
         need = host_memory(shape, work)

@@ -72,7 +72,7 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
     prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates[work.dtype], lengths.longest
-    if work.packs_for(longest):
+    if work.packs_for(shape, longest):
         prefill += rates.packing * packed_bytes(shape, work, width) / work.value_bytes
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
@@ -94,7 +94,7 @@ class Packed:
     @staticmethod
     def of(shape: ModelShape, work: Work, rows: int, cap: int) -> "Packed":
         """The layers come first, unless they are read as codes."""
-        packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(cap) else 0.0
+        packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(shape, cap) else 0.0
         layers = 0.0 if work.codes_for(shape, rows) or not shape.own_layers else min(1.0, packed / shape.linear)
         head = (packed - layers * shape.linear) / (shape.vocabulary * shape.hidden)
         return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=work.has_eight_bit_head(shape))

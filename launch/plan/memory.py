@@ -4,8 +4,8 @@
              + the larger of rollout and update x ranks (their sum if both compute at once)
 
     shared   libraries, tokenizer, and the base as a mapped file, which learner and actors have in common: counted once
-    rollout  keys and values of an order, the sampler's rows over the vocabulary, in bf16 a packed copy of the weights
-             or files with codes, which actors share; an evaluation may have a prompt for each row and a larger cap
+    rollout  keys and values of an order, the sampler's rows over the vocabulary, a packed copy of the weights or files
+             with codes, which actors share; an evaluation may have a prompt for each row and a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
@@ -144,9 +144,9 @@ class Work:
     def recomputes(self) -> bool:
         return self.batch.recompute == "always"
 
-    def packs_for(self, cap: int) -> bool:
+    def packs_for(self, shape: ModelShape, cap: int) -> bool:
         """Whether weights are packed for an order whose completions may have so many tokens."""
-        return self.packs and self.is_dense and self.dtype == "bf16" and cap >= PACKED_TOKENS
+        return self.packs and self.is_dense and cap >= PACKED_TOKENS and (self.dtype == "bf16" or shape.is_large)
 
     def codes_for(self, shape: ModelShape, rows: float) -> bool:
         """Whether a token step of so many rows reads codes."""
@@ -309,7 +309,7 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     fed = cap // 2 if work.in_turns else prompt
     piece = max(fed, min(prompts * fed, PIECE_TOKENS))
     return {
-        **({"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}),
+        **({"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(shape, cap) else {}),
         **mapped_items(shape, work),
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **({"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}),

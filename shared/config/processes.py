@@ -252,10 +252,10 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
     the number of products counts and the copy is small."""
     packed: Share = 0.5
-    """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in the layout of bf16 units,
-    while it decodes an order whose completions may have 32 tokens or more: in bf16, where that is faster, and if twice
-    that memory is free. Weights that are read as codes are not packed. 0.5 usually leaves the peak of a run whose
-    processes take turns as it is with 0. The tokens do not depend on it."""
+    """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in a layout of oneDNN, while it
+    decodes an order whose completions may have 32 tokens or more: in bf16, and in fp32 on processors without AVX-512,
+    where that is faster, and if twice that memory is free. Weights that are read as codes are not packed. 0.5 usually
+    leaves the peak of a run whose processes take turns as it is with 0. The tokens do not depend on it."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""
@@ -356,6 +356,8 @@ weights are faster."""
 CODED_ADAPTER_ROWS = 16
 """Up to this number of rows the adapter is read as codes too, beside those of the base. A token step in bf16 has a
 multiple of 8 rows."""
+LARGE_VALUES = 3 * 2**19
+"""Of a weight in fp32 that is for oneDNN (shared/model/products.py)."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 EIGHT_BIT_TOKENS = 64

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
+from shared.config.processes import LARGE_VALUES
+
 SHORT = 256
 """Up to this number of rows, `weight_product` has the weight on the left. With more, arithmetic takes the time."""
 BETWEEN = range(769, 2048)
@@ -45,6 +47,16 @@ def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     if len(x) > SHORT:
         return F.linear(x, weight, bias) if x.requires_grad or len(x) not in BETWEEN else by_rows(x, weight.t(), bias)
     return (weight @ x.t() if bias is None else torch.addmm(bias[:, None], weight, x.t())).t()
+
+
+def is_for_onednn(weight: torch.Tensor) -> bool:
+    """Whether oneDNN multiplies few rows by this weight in fp32, and not MKL.
+
+    It does so for large weights on processors without AVX-512, and with compute.blas = "portable" on all: on an AMD of
+    the first generation, 8 rows take three quarters of MKL's time, and half of it with packed weights. With smaller
+    weights it is not faster unless they are packed. Their bits differ, so no measured time decides this."""
+    large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= LARGE_VALUES
+    return large and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def gradient_product(grad: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
@@ -88,11 +100,12 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
     """[n, k], [m, k] -> [n, m] fp32; from bf16 factors on a CPU, the IN_FP32 largest values of a row are computed in
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
-    rounded: computes the product in another way, which may round more; None for `weight_product`.
+    rounded: computes the product in another way, which may round more; None for `weight_product`. With fp32 factors
+    on a CPU, that is the result.
 
     Takes a third of the time of widening, which is half a token step at a vocabulary of 150,000."""
     if x.dtype == torch.float32 or not x.is_cpu:
-        return product_fp32(x, weight.t())
+        return rounded(x) if rounded and x.is_cpu else product_fp32(x, weight.t())
     result = widened_rows(rounded(x) if rounded else weight_product(x, weight))
     columns = largest_columns(result, min(IN_FP32, len(weight)))
     # A vector product for each entry, summed in fp32.

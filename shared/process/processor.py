@@ -42,6 +42,8 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 """As Linux lists them: x86 and Arm."""
 CODES_FLAG = "avx512_bf16"
 """Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
+WIDE_FLAG = "avx512f"
+"""Of processors with AVX-512."""
 TILES_FLAG = "amx_bf16"
 """Of processors that are faster with dense values: with 8 rows codes take as long, with 32 three times as long."""
 EIGHT_BIT_FLAG = "avx512_vnni"
@@ -220,10 +222,12 @@ def read_flags(cpuinfo: Path) -> frozenset[str]:
     return frozenset(named[0]) if named else frozenset()
 
 
-def gains_by_packing(flags: frozenset[str]) -> bool:
-    """Whether packed weights may make a token step in bf16 faster (actor/engines/token_step/packed.py). With AMX they
-    were not faster where it was measured."""
-    return TILES_FLAG not in flags
+def gains_by_packing(flags: frozenset[str], compute: ComputeConfig) -> bool:
+    """Whether packed weights may make a token step faster (actor/engines/token_step/packed.py). With AMX they were not
+    faster in bf16 where it was measured; in fp32 see `is_for_onednn`."""
+    if compute.dtype == "bf16":
+        return TILES_FLAG not in flags
+    return "avx2" in flags and (WIDE_FLAG not in flags or compute.blas == "portable")
 
 
 def usable_cores(allowed: Iterable[int], cpus: Path, container: float | None) -> int:

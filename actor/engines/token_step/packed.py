@@ -1,4 +1,4 @@
-"""Copies of weights in oneDNN's bf16 layout, for the time of an order.
+"""Copies of weights in a layout of oneDNN, for the time of an order.
 
     plain     read a weight + rearrange it, which oneDNN does in each product
     packed    read a weight that was rearranged once, before the order
@@ -20,11 +20,14 @@ In `x W^T`, oneDNN rearranges W, the right factor; in `W x^T`, where the weight 
 not packed, which of the two is faster with few rows is measured, too: with AMX, rearranging W takes longer than the
 product.
 
+In fp32, MKL rearranges W as well. Where `is_for_onednn`, oneDNN multiplies several rows by large weights, packed or
+not. One row takes MKL, which then reads W as it is.
+
 Times and free memory differ from run to run, and completions must not. So before another kind of product is used for a
 shape, both multiply made-up factors. In half of the rows the terms cancel, u v and -u v: what is left of such a sum is
 rounding, which shows the order in which the terms were added. A large weight is compared with fewer outputs.
 
-Left out: fp32, whose kernels take a weight as it is, and cards.
+Left out: fp32 with AVX-512, where MKL reads a weight about as fast as memory gives it; thin products in fp32; cards.
 """
 
 import math
@@ -37,7 +40,7 @@ import torch
 import torch.nn.functional as F
 
 from shared.config.processes import PACKED_TOKENS
-from shared.model.products import weight_product
+from shared.model.products import is_for_onednn, weight_product
 from shared.process.free_memory import free_memory
 
 ROWS = 8
@@ -115,6 +118,8 @@ class RowProduct:
         not packed."""
         self.dense, self.coded, self.right_rows = dense, coded, right_rows
         self.packed: torch.Tensor | None = None
+        self.by_onednn = is_for_onednn(dense)
+        """Whether more than one row is multiplied with oneDNN also while the weight is not packed."""
         self.reads_columns = False
         """Whether the rows may lie in memory column by column; else they are copied."""
 
@@ -126,9 +131,17 @@ class RowProduct:
             if self.reads_columns:
                 return weight_product(x, self.dense, bias)
             x = x.contiguous()
-        if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+        if (weight := self.for_onednn(len(x))) is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
+
+    def for_onednn(self, rows: int) -> torch.Tensor | None:
+        """The weight, if oneDNN's own function multiplies so many rows by it."""
+        if not self.by_onednn:
+            return self.packed
+        if rows == 1:
+            return None
+        return self.dense if self.packed is None else self.packed
 
     def reads_codes(self, rows: int) -> bool:
         return codes_if_few(self.coded, rows) is not None
@@ -147,10 +160,10 @@ class RowProduct:
         return "rows", *self.dense.shape, self.right_rows
 
     def stand_in(self) -> "RowProduct":
-        return RowProduct(made_up_weight(*self.dense.shape), right_rows=self.right_rows)
+        return RowProduct(made_up_weight(*self.dense.shape).to(self.dense.dtype), right_rows=self.right_rows)
 
     def sample(self, rows: int) -> torch.Tensor:
-        return self(made_up_rows(rows, self.dense.shape[1]))
+        return self(made_up_rows(rows, self.dense.shape[1]).to(self.dense.dtype))
 
     def sample_of_columns(self, rows: int) -> torch.Tensor:
         return self(made_up_rows(rows, self.dense.shape[1]).t().contiguous().t())
@@ -222,18 +235,25 @@ class Packing:
         """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
 
         thin: of the adapter. rows: of the order's steps."""
-        if not use_bf16_units(products):
+        in_fp32 = [product for product in products if product.by_onednn]
+        if not (in_fp32 or use_bf16_units(products)):
             return
         if self.kinds is None:
-            self.kinds = faster_kinds(weights_to_measure(products))
+            self.kinds = faster_kinds(weights_to_measure(in_fp32 or products))
+        if not in_fp32:
+            self.choose_factors(products, thin, self.kinds)
+        if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
+            used = [product for product in in_fp32 or products if not product.reads_codes(rows)]
+            thin = [] if in_fp32 else [product for product in thin if not product.reads_codes(rows)]
+            self.pack(used, thin, products)
+
+    def choose_factors(self, products: Sequence[RowProduct], thin: Sequence[Packable], kinds: FasterKinds) -> None:
+        """Which factor a weight in bf16 is, and how its rows may lie."""
         for product in products:
-            product.choose_side(self.kinds.right and self.may_be_right_factor(product))
+            product.choose_side(kinds.right and self.may_be_right_factor(product))
         for product in (*products, *thin):
             if isinstance(product, RowProduct):
                 product.reads_columns = self.may_read_columns(product)
-        if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
-            used = [product for product in products if not product.reads_codes(rows)]
-            self.pack(used, [product for product in thin if not product.reads_codes(rows)], products)
 
     def may_be_right_factor(self, product: RowProduct) -> bool:
         """With more outputs than inputs, if the bits are the same."""
@@ -290,19 +310,22 @@ def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
 
 def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     """By the times of products with some weights of one shape."""
-    if not use_bf16_units([RowProduct(weight) for weight in weights]):
+    plain, right, packed = ([RowProduct(weight) for weight in weights] for _ in range(3))
+    in_bf16 = use_bf16_units(plain)
+    if not (in_bf16 or any(product.by_onednn for product in plain)):
         return FasterKinds(packed=False, right=False)
-    x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
-    packed = [RowProduct(weight) for weight in weights]
+    x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0].dtype)
+    for product in right:
+        product.choose_side(in_bf16)
     for product in packed:
         product.pack()
-    left_s, right_s, packed_s = seconds_in_turn(
-        lambda: [weight_product(x, weight) for weight in weights],
-        lambda: [F.linear(x, weight) for weight in weights],
+    plain_s, right_s, packed_s = seconds_in_turn(
+        lambda: [product(x) for product in plain],
+        lambda: [product(x) for product in right],
         lambda: [product(x) for product in packed],
     )
-    is_right = right_s <= FASTER * left_s
-    return FasterKinds(packed=packed_s <= FASTER * (right_s if is_right else left_s), right=is_right)
+    is_right = in_bf16 and right_s <= FASTER * plain_s
+    return FasterKinds(packed=packed_s <= FASTER * (right_s if is_right else plain_s), right=is_right)
 
 
 def right_factor_has_same_bits(product: RowProduct) -> bool:

@@ -124,7 +124,8 @@ def test_a_layers_own_time_counts_once_for_each_token() -> None:
 def test_with_amx_nothing_is_packed() -> None:
     config = resolve({"compute": {"dtype": "bf16"}, "rollout": {"max_new_tokens": 64}})
     usual, amx = (
-        work_of(config, cores=2, packs=gains_by_packing(frozenset(flags))) for flags in ({"avx512_bf16"}, {"amx_bf16"})
+        work_of(config, cores=2, packs=gains_by_packing(frozenset(flags), config.compute))
+        for flags in ({"avx512_bf16"}, {"amx_bf16"})
     )
     assert host_memory(HALF, usual).rollout["packed weights"] > 0
     plan = chosen_work(HALF, amx, None)

@@ -28,7 +28,9 @@ def not_measured() -> tuple[Speed, Speed]:
 
 
 def work_with(recompute: str) -> Work:
-    return work_of(structs.replace(CONFIG, batch=structs.replace(CONFIG.batch, recompute=recompute)), cores=2)
+    return work_of(
+        structs.replace(CONFIG, batch=structs.replace(CONFIG.batch, recompute=recompute)), cores=2, packs=False
+    )
 
 
 def plan(work: Work, free: int | None) -> Plan:
@@ -133,7 +135,7 @@ def wide(width: int) -> Work:
         actor=structs.replace(CONFIG.actor, max_sequences=width),
         batch=structs.replace(CONFIG.batch, token_budget=512),
     )
-    return work_of(config, cores=2)
+    return work_of(config, cores=2, packs=False)
 
 
 def needed(work: Work) -> int:
