@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from actor.scoring.fork_server_process import environment
-from actor.verifiers.reward_arguments import as_in_the_data
+from actor.verifiers.reward_arguments import accepted, as_in_the_data
 from actor.verifiers.reward_function import as_coroutine, find_reward_function, in_words
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
@@ -62,7 +62,9 @@ class Environment:
             raise RewardError(f"{config.function} has no tools; give it a public method with a docstring.")
 
     def reset(self, columns: Mapping[str, str]) -> object:
-        return result_of(self.instance.reset, as_in_the_data(columns)) if self.instance is not None else None
+        if self.instance is None:
+            return None
+        return result_of(self.instance.reset, accepted(self.instance.reset, as_in_the_data(columns)))
 
     def use(self, call: ToolCall) -> str:
         """The tool's answer as text."""

@@ -6,7 +6,8 @@
     trainer_state   global_step and max_steps; any other attribute raises and says so
     log_extra       log_extra(column, values): one value a completion, for the rollout log
     log_metric      log_metric(name, value): a number, for the metrics
-    others          the columns of the data set, with the names and types that they have there
+    gold_answer     what the verifiers compare with: the end of a whole solution, or the answer as it is, as text
+    others          the columns of the data set, with the names and values that they have there
 
 `verifier.form` says which form prompts and completions have. With `auto` they are conversations if a chat template
 rendered the prompt, as in TRL. The examples of tasks.few_shot are part of the prompt's tokens, but not of these
@@ -31,6 +32,7 @@ from shared.config.data import UNCONVERTED, RewardForm
 MAX_EXTRA_CHARS = 300
 MAX_LOGGED = 16
 """Columns, and metrics, that the functions of a run may log: each crosses the wire with every group."""
+GOLD_ANSWER = "gold_answer"
 NOT_FOR_FUNCTIONS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that are left out, as in TRL."""
 
@@ -113,9 +115,10 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
 
 
 def as_in_the_data(columns: Mapping[str, str]) -> dict[str, Any]:
-    """What the learner renamed or wrote as text comes back."""
+    """What the learner renamed, cut or wrote as text comes back; the gold answer has a name of its own beside it."""
+    gold = {GOLD_ANSWER: columns["answer"]} if "answer" in columns else {}
     converted = {name: text for name, text in columns.items() if name != UNCONVERTED}
-    return converted | json.loads(columns.get(UNCONVERTED, "{}"))
+    return gold | converted | json.loads(columns.get(UNCONVERTED, "{}"))
 
 
 def prompt(job: ScoreJob) -> list[dict[str, str]]:

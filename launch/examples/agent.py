@@ -46,8 +46,8 @@ def add(left: float, right: float) -> str:
     return f"{float(left) + float(right):g}"
 
 
-def solve(base_url: str, api_key: str, question: str, answer: str, **columns: Any) -> float:
-    """One episode, and its reward: whether the last message ends with the answer."""
+def solve(base_url: str, api_key: str, question: str, gold_answer: str, **columns: Any) -> float:
+    """One episode, and its reward: whether the last message ends with the gold answer."""
     client = OpenAI(base_url=base_url, api_key=api_key, timeout=None, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": question}]
     text = ""
@@ -58,7 +58,7 @@ def solve(base_url: str, api_key: str, question: str, answer: str, **columns: An
         if not reply.tool_calls:
             break
         messages += [answered(call) for call in reply.tool_calls]
-    return float(text.strip().endswith(answer))
+    return float(text.strip().endswith(gold_answer))
 
 
 def answered(call: Any) -> ChatCompletionMessageParam:

@@ -8,7 +8,7 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. Reward functions also get each column with the name and type that it has in the data, from the
+columns keep their names. Reward functions get each column with the name and value that it has in the data, from the
 column `unconverted`; one whose name is empty or too long for the wire is only there. If the answer column has a whole
 solution, the gold answer is what follows `####` or is in the last box. GSM8K has no levels, so the number of calculator
 notes in a solution is its level. There are three parts: training rows, held-out rows to evaluate on during the run
@@ -19,7 +19,7 @@ Left out on purpose: streaming data sets; a run's tasks fit in memory.
 import glob
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,28 +187,31 @@ def local_file(source: str, split: str) -> Path | None:
 
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
-    """All columns as text, under their canonical names, without empty ones and names that the wire does not take.
-    If a configured column becomes `answer`, one that is called `answer` already is left out."""
-    ours = {column: name for name, column in names.items()}
+    """All columns as text, under their canonical names, without empty ones and names that the wire does not take. A
+    column may have several of these names. If a configured column becomes `answer`, one that is called `answer` already
+    is left out."""
+    ours = {column: [name for name, other in names.items() if other == column] for column in names.values()}
     taken = {name for name, column in names.items() if column in row} - ours.keys()
     columns = {
         name: str(value)
         for key, value in row.items()
-        if value is not None and key not in taken and 0 < len(name := ours.get(key, key)) <= MAX_NAME_CHARS
+        if value is not None and key not in taken
+        for name in ours.get(key, [key])
+        if 0 < len(name) <= MAX_NAME_CHARS
     }
     columns = {"question": ""} | columns
     if "level" in columns:
         columns["level"] = columns["level"].removeprefix("Level ")
     columns |= split_solution(columns.get("answer", ""), columns) if "answer" in columns else {}
-    return columns | unconverted(row, columns, taken)
+    return columns | unconverted(row, columns)
 
 
-def unconverted(row: Mapping[str, Any], columns: Columns, taken: Collection[str]) -> Columns:
-    """What the text columns lack for a function that reads the row: other types, and names that were replaced. taken:
-    names that another column has there."""
+def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
+    """What the text columns lack for a function that reads the row: other types, names that were replaced, and text
+    that was cut."""
     kept: dict[str, Any] = {}
     for key, value in row.items():
-        if key not in taken and (value is None or (isinstance(value, str) and key in columns)):
+        if isinstance(value, str | None) and value == columns.get(key):
             continue
         # A date or a picture, say, stays text.
         with suppress(TypeError, ValueError):

@@ -129,7 +129,19 @@ def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
 
 
 def examples(train_rows: Rows, config: TasksConfig) -> Shots:
-    return tuple((row["question"], row.get("solution") or row["answer"]) for row in train_rows[: config.few_shot])
+    """DataError if one of them has nothing to show."""
+    return tuple(shot(row, number, config) for number, row in enumerate(train_rows[: config.few_shot], start=1))
+
+
+def shot(row: Columns, number: int, config: TasksConfig) -> tuple[str, str]:
+    question, answer = row["question"], row.get("solution") or row.get("answer", "")
+    if question.strip() and answer.strip():
+        return question, answer
+    raise DataError(
+        f"tasks.few_shot = {config.few_shot} shows the first rows of tasks.source = '{config.source}' with their"
+        f" answers, but row {number} has no {'answer' if question.strip() else 'question'}; put whole rows first, or"
+        " set a smaller tasks.few_shot."
+    )
 
 
 def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from learner.tasks.word_problems import HEROES, Split, split_of
+from learner.tasks.word_problems import HEROES, Split, distinct, split_of
 
 LARGEST_SECRET = 31
 """Five guesses find every number up to here if each halves what is left."""
@@ -54,12 +54,7 @@ class Game:
 def calculations(split: Split, count: int, seed: int) -> list[Calculation]:
     """`count` distinct questions of one split, the kinds in rotation; the same arguments give the same list."""
     rng = random.Random(seed)
-    found: dict[str, Calculation] = {}
-    while len(found) < count:
-        drawn = draw_calculation(rng, OPS[len(found) % len(OPS)])
-        if split_of(drawn.question) == split:
-            found.setdefault(drawn.question, drawn)
-    return list(found.values())
+    return distinct(count, split, lambda number: draw_calculation(rng, OPS[number % len(OPS)]))
 
 
 def draw_calculation(rng: random.Random, op: Op) -> Calculation:

@@ -16,8 +16,11 @@ Left out: files of problems, since a seed describes them completely; several phr
 
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
+
+from shared.errors import DataError
 
 Op = Literal["+", "-", "*"]
 
@@ -142,8 +145,15 @@ Split = Literal["train", "held_out"]
 LEVELS = (1, 2, 3)
 LARGEST = 99
 _LARGEST_OPERAND = 20
+MAX_MISSES = 500
+"""Draws in a row that were drawn before: then there is little left."""
 _HELD_OUT_ONE_IN = 8
-_MAX_MISSES = 500
+Asked = TypeVar("Asked", bound="HasQuestion")
+
+
+class HasQuestion(Protocol):
+    @property
+    def question(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,17 +212,25 @@ class Step:
 def problems(split: Split, count: int, seed: int, levels: tuple[int, ...]) -> list[Problem]:
     """`count` distinct problems of one split, the levels in rotation; the same arguments give the same list."""
     rng = random.Random(seed)
-    found: dict[str, Problem] = {}
+    plots = distinct(count, split, lambda number: draw_plot(rng, levels[number % len(levels)], split))
+    return [to_problem(plot) for plot in plots]
+
+
+def distinct(count: int, split: Split, draw: Callable[[int], Asked]) -> list[Asked]:
+    """`count` different questions of one split; DataError if there are fewer. draw: gets how many there are already."""
+    found: dict[str, Asked] = {}
     misses = 0
     while len(found) < count:
-        plot = draw_plot(rng, levels[len(found) % len(levels)], split)
-        misses = misses + 1 if plot.question in found else 0
-        if misses > _MAX_MISSES:
-            raise ValueError(
-                f"got count={count}, but levels {levels} of split {split!r} have little more than {len(found)} "
-                "distinct problems: ask for fewer or add a level"
+        drawn = draw(len(found))
+        if split_of(drawn.question) != split:
+            continue
+        misses = misses + 1 if drawn.question in found else 0
+        if misses > MAX_MISSES:
+            raise DataError(
+                f"tasks.source was asked for {count} different questions ({split}), but has little more than"
+                f" {len(found)}; set a smaller tasks.limit."
             )
-        found.setdefault(plot.question, to_problem(plot))
+        found.setdefault(drawn.question, drawn)
     return list(found.values())
 
 

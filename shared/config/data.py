@@ -15,7 +15,7 @@ VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
 RewardForm = Literal["auto", "text", "messages"]
 MAX_WORKERS = 64
 UNCONVERTED = "unconverted"
-"""Column of a task, one JSON object: what its row has under another name, or not as text. For reward functions."""
+"""Column of a task, one JSON object: what its row has under another name, not as text, or whole. For functions."""
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     answer: str = ""
     """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
     to a named source, else `answer`. The verifier gets all other columns under their own names. If another column is
-    called `answer`, only reward functions and environments get it."""
+    called `answer`, only reward functions and environments get it. They get the gold answer as `gold_answer`."""
     level: str = ""
     """Column with the difficulty, for curricula and tables. If empty, the one that belongs to a named source, else
     `level`. The data may have no such column. If there is none and solutions have GSM8K's calculator notes, the number
@@ -56,7 +56,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """System message before every question. If empty, there is none."""
     few_shot: NonNegative = 0
     """Number of solved examples that are shown before every question, as earlier messages of the chat. They are the
-    first rows of the training file, with their solution if there is one, and are not trained on."""
+    first rows of the training file, with their solution if there is one, and are not trained on. Each must have a
+    question and an answer."""
     levels: tuple[Annotated[int, Meta(ge=1, le=3)], ...] = (1, 2, 3)
     """Levels of the embedded tasks: any of 1, 2 and 3."""
     limit: NonNegative = 2048

@@ -181,7 +181,17 @@ def test_an_environment_gets_the_columns_as_the_data_have_them_too(tmp_path: Pat
         "    def tool(self):\n        return 1\n"
     )
     environment = Environment(EnvironmentConfig(function=f"{file}:Env"))
-    assert environment.reset(canonical(ROWS[0], NAMES)) == repr(ROWS[0])
+    assert environment.reset(canonical(ROWS[0], NAMES)) == repr({"gold_answer": "10"} | ROWS[0])
+
+
+def test_an_environment_may_name_the_columns_that_it_takes(tmp_path: Path) -> None:
+    file = tmp_path / "env.py"
+    file.write_text(
+        "class Env:\n    def reset(self, nums, gold_answer):\n        return f'{nums} {gold_answer}'\n"
+        "    def tool(self):\n        return 1\n"
+    )
+    environment = Environment(EnvironmentConfig(function=f"{file}:Env"))
+    assert environment.reset(canonical(ROWS[0], NAMES)) == "[6, 4] 10"
 
 
 # What cannot run

@@ -148,6 +148,7 @@ def test_arguments_are_those_of_trl() -> None:
         "completions": ["a", "bb", "ccc"],
         "completion_ids": [[1], [2], [3]],
         "answer": ["1", "2", "3"],
+        "gold_answer": ["1", "2", "3"],
         "level": ["x", None, "z"],
     }
 

@@ -1,6 +1,7 @@
 """Duplicates and leaks: what is found, what is not, and in which time."""
 
 import time
+import tracemalloc
 
 import pytest
 
@@ -38,6 +39,44 @@ def test_other_numbers_make_another_question() -> None:
     other = LONG.replace("12", "31").replace("7", "9")
     found = find_overlap(rows(LONG), rows(other))
     assert (found.leaked, found.near) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 5 + 3?", "What is 5 * 3?"),
+        ("5+3", "5-3"),
+        ("5 - 3", "5, 3"),
+        ("y = -x", "y = x"),
+        ("2 - (a + b)", "2 (a + b)"),
+        ("2^3", "2/3"),
+        ("a < b", "a > b"),
+        ("20 % of 50", "20 of 50"),
+        ("2 - \\sin x", "2 \\sin x"),
+    ],
+)
+def test_another_operator_makes_another_question(one: str, other: str) -> None:
+    assert find_overlap(rows(one), rows(other)).leaked == ()
+    longer = [f"{LONG} And {text}" for text in (one, other)]
+    assert find_overlap(rows(longer[0]), rows(longer[1])).leaked == ()
+
+
+@pytest.mark.parametrize(("one", "other"), [("5 \u00d7 3", "5*3"), ("8 \u00f7 2", "8 / 2"), ("5 \u2212 3", "5-3")])
+def test_an_operator_may_be_written_in_two_ways(one: str, other: str) -> None:
+    assert find_overlap(rows(one), rows(other)).leaked == (0,)
+
+
+def test_a_dash_in_a_sentence_is_no_operator() -> None:
+    assert find_overlap(rows("A well-known man - Tom - left"), rows("A well known man, Tom, left")).leaked == (0,)
+
+
+def test_the_index_takes_few_bytes_for_each_gram() -> None:
+    texts = [words(f"{LONG} {n} {LONG}") for n in range(2000)]
+    tracemalloc.start()
+    index = gram_index(texts)
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20 * len(index.grams) and most < 60 * len(index.grams)
 
 
 def test_a_short_question_is_only_ever_found_whole() -> None:

@@ -164,6 +164,23 @@ def test_a_function_can_read_the_row_as_it_is_in_the_data() -> None:
     assert UNCONVERTED not in canonical({"question": "?", "answer": "18"}, NAMES)
 
 
+@pytest.mark.parametrize(
+    ("row", "gold"),
+    [
+        ({"answer": "9+9=<<9+9=18>>18\n#### 18"}, "18"),
+        ({"answer": "So \\boxed{\\frac{1}{2}}.", "solution": "mine", "level": "Level 5"}, "\\frac{1}{2}"),
+        ({"answer": "7", "level": "2"}, "7"),
+        ({"answer": 7}, "7"),
+    ],
+)
+def test_a_function_reads_each_column_whole_and_the_gold_answer_beside_it(row: dict[str, Any], gold: str) -> None:
+    found = canonical({"question": "?", **row}, NAMES)
+    assert found["answer"] == gold
+    assert as_in_the_data(found).items() >= {"question": "?", **row, "gold_answer": gold}.items()
+    mine = canonical({"question": "?", **row, "gold_answer": "my own"}, NAMES)
+    assert as_in_the_data(mine)["gold_answer"] == "my own"
+
+
 def test_a_column_whose_name_the_wire_does_not_take_is_only_for_functions() -> None:
     """A survey's columns are named by whole questions."""
     longest, longer = "n" * 128, "n" * 129
@@ -171,7 +188,7 @@ def test_a_column_whose_name_the_wire_does_not_take_is_only_for_functions() -> N
     found = canonical(row, NAMES)
     as_text = {"question": "?", "answer": "18", longest: "a"}
     assert found == as_text | {UNCONVERTED: json.dumps({longer: "b", "": 7})}
-    assert as_in_the_data(found) == row
+    assert as_in_the_data(found) == row | {"gold_answer": "18"}
     assert canonical({longer: "?", "answer": "18"}, NAMES | {"question": longer})["question"] == "?"
 
 

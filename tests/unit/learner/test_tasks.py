@@ -226,6 +226,30 @@ def test_a_users_function_needs_no_answer(tmp_path: Path, prompter: Prompter) ->
         load_tasks(TasksConfig(source=str(source), few_shot=1), prompter, "callable")
 
 
+@pytest.mark.parametrize(("lacking", "what"), [({"answer": None}, "answer"), ({"question": " "}, "question")])
+def test_an_example_without_its_answer_is_refused_in_words(
+    lacking: Row, what: str, tmp_path: Path, prompter: Prompter
+) -> None:
+    first, second, *others = rows(20)
+    source = write_jsonl(tmp_path / "t.jsonl", [first, second | lacking, *others])
+    with pytest.raises(
+        DataError, match=rf"^tasks\.few_shot = 3 .* row 2 has no {what}; put whole rows first, or set a"
+    ):
+        load_tasks(TasksConfig(source=str(source), few_shot=3), prompter, "gsm8k")
+    shown = load_tasks(TasksConfig(source=str(source), few_shot=1), prompter, "gsm8k")
+    assert len(shown.train) + len(shown.held_out) == 18
+
+
+@pytest.mark.parametrize("role", ["question", "answer", "subject"])
+def test_the_level_may_be_a_column_with_another_role(role: str, tmp_path: Path, prompter: Prompter) -> None:
+    data = [{"question": f"{n}?", "answer": n, "subject": "sum"} for n in range(10)]
+    source = str(write_jsonl(tmp_path / "t.jsonl", data))
+    tasks = load_tasks(TasksConfig(source=source, level=role), prompter, "gsm8k")
+    (second,) = (task for task in (*tasks.train, *tasks.held_out) if task.columns["answer"] == "2")
+    assert second.columns.items() >= {"question": "2?", "answer": "2", "subject": "sum"}.items()
+    assert second.columns["level"] == second.columns[role]
+
+
 def test_a_seed_gives_another_order_and_always_the_same(tmp_path: Path, prompter: Prompter) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", rows(50))
     plain, mixed, again = (

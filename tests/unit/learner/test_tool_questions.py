@@ -1,5 +1,6 @@
 """Questions for a model with tools, and the conversations that the embedded tool model was made from."""
 
+import itertools
 import json
 import random
 import re
@@ -17,10 +18,11 @@ from benchmarks.embedded.tool_corpus import (
 from launch.examples.games import MAX_GUESSES, Calculator, GuessingGame
 from launch.presets.load import load_config
 from learner.tasks.tasks import GENERATED, load_rows
-from learner.tasks.tool_questions import LARGEST_SECRET, calculations, games
-from learner.tasks.word_problems import Split
+from learner.tasks.tool_questions import LARGEST_SECRET, THINGS, calculations, games
+from learner.tasks.word_problems import Split, split_of
 from shared.config.data import TasksConfig
 from shared.embedded import EMBEDDED
+from shared.errors import DataError
 from shared.model.conversation import Conversation
 from shared.model.prompt import load_prompter
 
@@ -50,6 +52,17 @@ def test_the_same_seed_gives_the_same_questions_and_the_splits_share_none() -> N
     played, kept_back = set(games("train", 2000, seed=0)), set(games("held_out", 500, seed=0))
     assert not played & kept_back and games("train", 9, seed=0) == games("train", 9, seed=0)
     assert {game.secret for game in played} == set(range(1, LARGEST_SECRET + 1))
+
+
+def test_asking_for_more_calculations_than_there_are_says_so() -> None:
+    """They take turns, so it is three times the number of products, the kind with the fewest."""
+    with pytest.raises(DataError, match=r"asked for 20000 different questions \(held_out\), but has") as caught:
+        calculations("held_out", 20_000, seed=0)
+    told = re.search(r"little more than (\d+); set a smaller tasks\.limit", str(caught.value))
+    products = itertools.product(range(12, 100), range(12, 100), THINGS)
+    texts = (f"{left} boxes hold {right} {thing} each. How many {thing}?" for left, right, thing in products)
+    there = 3 * sum(split_of(text) == "held_out" for text in texts)
+    assert told and 0.98 * there < int(told[1]) <= there
 
 
 @pytest.mark.parametrize("source", ["calculations", "guessing"])
