@@ -15,8 +15,9 @@ kind of fault appears again.
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from shared.run.summary import Summary, read_summary
 if TYPE_CHECKING:
     from learner.quarantine.quarantine import KeptBatch
     from learner.quarantine.reproduce import Reproduction
+    from learner.tasks.tasks import TaskSet
     from shared.model.given_adapter import GivenAdapters
 
 
@@ -57,7 +59,8 @@ def replay_run(*, directory: Path) -> int:
     from_step = first.step if first else 0
     given = adapters_of(run, config.lora.start_from, config.teacher.adapter)
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    found, resized = replay(config, journal.records(), first, checkpoint.step, given)
+    check = partial(check_tasks, run)
+    found, resized = replay(config, journal.records(), first, checkpoint.step, given, check)
     if resized:
         print(
             f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
@@ -102,9 +105,11 @@ def replay(
     first: Checkpoint | None,
     steps: int,
     given: "GivenAdapters | None" = None,
+    check: "Callable[[TaskSet], None]" = lambda tasks: None,
 ) -> tuple[str, list[int]]:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there; the steps, from 0, that
-    were computed in another size than in the run. given: the adapters that the run was given."""
+    were computed in another size than in the run. given: the adapters that the run was given. check: raises for tasks
+    that are not those of the run."""
     from learner.durable.recorder import RecordedOrders, ranks_at
     from learner.durable.state import RunTotals
     from learner.loop import train
@@ -120,6 +125,7 @@ def replay(
     # A checkpoint behind a fault says that the run went on without that batch, even if its config now says otherwise.
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
     model = load_model(config, given) if given else load_model(config)
+    check(model.tasks)
     filler = RecordedOrders(records)
     ranks = InTurns([*model.policy.adapter.parameters().values()])
     learner = build_learner(model, filler, keep_nowhere, notes=filler, placement=ranks if filler.ranks else ALONE)
@@ -134,6 +140,12 @@ def replay(
         ranks.ranks = ranks_at(filler.ranks, start)
         train(parts, start, end)
     return state.publisher.versions[steps].sha256, filler.resized
+
+
+def check_tasks(run: RunDir, tasks: "TaskSet") -> None:
+    from learner.durable.state import refuse_other_tasks
+
+    refuse_other_tasks(run, tasks.facts())
 
 
 def stretches(changes: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:

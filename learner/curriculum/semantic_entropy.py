@@ -15,7 +15,6 @@ A measurement that was interrupted goes on behind its last whole line, with batc
 Left out on purpose: sampling and comparing, which need an engine and a verifier (launch/commands/curriculum.py).
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from learner.tasks.tasks import Task
+from learner.tasks.tasks import Task, digest_of
 from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.model import ModelConfig, cache_root
 from shared.config.tree import RolloutConfig
@@ -155,7 +154,7 @@ def measured_with(
         template=tokenizer_digest,
         sampling=f"{samples} completions, temperature {rollout.temperature:g}, at most {rollout.max_new_tokens} tokens",
         verifier=in_words(verifier),
-        data=data_digest(tasks),
+        data=digest_of(tasks),
     )
 
 
@@ -165,15 +164,6 @@ def in_words(verifier: VerifierConfig) -> str:
         return f"{verifier.kind}, strict"
     digits = verifier.rounded_digits if verifier.kind == "math" else 0
     return f"{verifier.kind}, decimals from {digits} digits on" if digits else verifier.kind
-
-
-def data_digest(tasks: Sequence[Task]) -> str:
-    """sha256 over prompts and columns, in order."""
-    found = hashlib.sha256()
-    for task in tasks:
-        found.update(task.prompt_ids.tobytes())
-        found.update(msgspec.json.encode(sorted(task.columns.items())) + b"\n")
-    return found.hexdigest()
 
 
 def cache_file(curriculum: CurriculumConfig, model: ModelConfig, source: str) -> Path:

@@ -13,20 +13,27 @@ RunTotals (elapsed time, best checkpoint) are in it too, so that a resume keeps 
 highest held-out accuracy (greedy, evaluated during the run); of two equals, the later one. Training reward does not
 choose: it depends on how hard the curriculum's tasks are, and includes shaping. So a run without `eval.every` has no
 best checkpoint.
+
+A curriculum names tasks by their number, so a state is of no use with other tasks. What they were is in tasks.json of
+the run directory, written before the first order: a run that was killed before its first checkpoint has it too.
 """
 
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from learner.continual.anchor import Anchor
 from learner.durable.checkpoint import Checkpoint, UnsavedCheckpoint
 from learner.orders.plan import StepPlan
+from learner.tasks.tasks import TaskFacts
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
-from shared.errors import ConfigError, DamageError
-from shared.run.files import FileParts
+from shared.errors import ConfigError, DamageError, DataError
+from shared.run.files import FileParts, write_whole
+from shared.run.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,3 +175,28 @@ class LearnerState:
 def version_file(version: int, newest: int) -> str:
     """The file of a version in a checkpoint."""
     return ADAPTER if version == newest else f"policy-{version:06d}.safetensors"
+
+
+def note_tasks(run: RunDir, tasks: TaskFacts) -> None:
+    """Before anything is ordered, so that every later start can tell whether the data are the same."""
+    write_whole(run.tasks, msgspec.json.format(msgspec.json.encode(tasks), indent=2))
+
+
+def refuse_other_tasks(run: RunDir, tasks: TaskFacts) -> None:
+    """DataError if the run began with others."""
+    changes = read_tasks(run).changes(tasks)
+    if changes:
+        raise DataError(
+            f"{run.path} began with {changes}: its data or the model's chat template have changed; put them back, or"
+            f" begin a new run, from this one's adapter with lora.start_from = '{run.path}' if you like."
+        )
+
+
+def read_tasks(run: RunDir) -> TaskFacts:
+    try:
+        return msgspec.json.decode(run.tasks.read_bytes(), type=TaskFacts)
+    except (FileNotFoundError, ValueError) as error:
+        raise DamageError(
+            f"{run.tasks} cannot be read ({error}), so nobody knows whether the data are those that the run began with;"
+            f" restore it from a copy, or begin a new run with lora.start_from = '{run.path}'."
+        ) from error

@@ -7,6 +7,7 @@ its prompt is too long, or its columns are too large for the wire. Rows are neve
 trained on, and a training run does not read the test set. Both have a seeded order, so the first n are a random sample.
 """
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,50 @@ class TaskSet:
     """Number of dropped rows of both parts, by reason."""
     answers: tuple[np.ndarray, ...] = ()
     """[T] int32 each: what a warm start learns of the training tasks, in their order."""
+
+    def facts(self) -> "TaskFacts":
+        return TaskFacts(
+            train=len(self.train),
+            train_sha256=digest_of(self.train, self.answers),
+            held_out=len(self.held_out),
+            held_out_sha256=digest_of(self.held_out),
+        )
+
+
+class TaskFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What tells the tasks of one run from those of another. Where they are stored does not count."""
+
+    train: int
+    """Number of training tasks."""
+    train_sha256: str
+    """Over their prompts and columns in order, and the answers of a warm start."""
+    held_out: int
+    """Number of held-out tasks."""
+    held_out_sha256: str
+    """Of those."""
+
+    def changes(self, now: "TaskFacts") -> str:
+        """Which tasks are others now, in words; empty if all are the same."""
+        parts = (
+            ("training", self.train, self.train_sha256, now.train, now.train_sha256),
+            ("held-out", self.held_out, self.held_out_sha256, now.held_out, now.held_out_sha256),
+        )
+        return " and ".join(
+            f"{before} {name} tasks (sha256 {digest[:12]}), now {after} ({other[:12]})"
+            for name, before, digest, after, other in parts
+            if digest != other
+        )
+
+
+def digest_of(tasks: Sequence[Task], answers: Sequence[np.ndarray] = ()) -> str:
+    """sha256 over prompts, columns and answers, in order."""
+    found = hashlib.sha256()
+    for task in tasks:
+        found.update(task.prompt_ids.tobytes())
+        found.update(msgspec.json.encode(sorted(task.columns.items())) + b"\n")
+    for answer in answers:
+        found.update(answer.tobytes() + b"\n")
+    return found.hexdigest()
 
 
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:

@@ -3,6 +3,7 @@
     config.json   the resolved configuration; written last, so a folder that has it is a run
     run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
+    tasks.json    number and digest of the tasks that it began with
     start/        the adapter that it starts from, if there is one; teacher/ the one that it learns from
     lock          flock: one learner per run
     lease/        flock: which process may compute, where the two share a CPU; actors write here and into logs/ only
@@ -157,7 +158,7 @@ class RunDir:
             if not taken:
                 raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
             sign(fd, self.lock)
-            for path in (self.config, self.run_info, self.metrics, self.rollouts, self.summary):
+            for path in (self.config, self.run_info, self.tasks, self.metrics, self.rollouts, self.summary):
                 remove_unfinished(path)
             yield
         finally:
@@ -198,6 +199,11 @@ class RunDir:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def tasks(self) -> Path:
+        """What the learner trains on, for a later start of the run to compare."""
+        return self.path / "tasks.json"
 
     @property
     def start(self) -> Path:

@@ -1,29 +1,34 @@
 """A checkpoint holds everything: what is loaded continues as what was saved would have."""
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.recorder import RecordedOrders
-from learner.durable.state import Best, LearnerState, RunTotals
+from learner.durable.state import Best, LearnerState, RunTotals, note_tasks, refuse_other_tasks
 from learner.objective.batch import StepBatch
 from learner.orders.plan import StepPlan
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
+from learner.tasks.tasks import TaskSet
 from learner.update.budget import Size
 from learner.update.publisher import Publisher
 from protocol.messages import Group
 from shared.config.model import LoraConfig
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, OptimizerConfig, RunConfig
-from shared.errors import ConfigError, DamageError
+from shared.errors import ConfigError, DamageError, DataError
 from shared.model.adapter_file import adapter_bytes, adapter_config
 from shared.model.policy import Policy
+from shared.run.run_dir import RunDir
 from tests.support.fakes import RANK, tiny_group, tiny_policy, toy_tasks
 from tests.support.steps import step_batch, teaching_samples, trainer_of
 
@@ -200,3 +205,59 @@ def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], c
     wider = Learner(tiny_policy(checkpoint, lora=msgspec.structs.replace(CONFIG.lora, rank=2 * RANK)))
     with pytest.raises(DamageError, match="the model needs"):
         wider.state.load(saved.state.to_save(1, RunTotals()).copied())
+
+
+def task_set(train: int = 12, held_out: int = 3, *, answers: int = 0) -> TaskSet:
+    learnt = tuple(np.array([n], dtype=np.int32) for n in range(answers))
+    of_run = toy_tasks(train), toy_tasks(held_out, first=50)
+    return TaskSet(train=tuple(of_run[0]), held_out=tuple(of_run[1]), dropped={"of no use": train}, answers=learnt)
+
+
+def changed(tasks: TaskSet) -> TaskSet:
+    """The same with another gold answer."""
+    first, *others = tasks.train
+    return replace(tasks, train=(replace(first, columns=first.columns | {"answer": "another"}), *others))
+
+
+def test_a_run_goes_on_with_the_tasks_that_it_began_with_wherever_it_is(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    note_tasks(run, task_set().facts())
+    refuse_other_tasks(run, task_set().facts())
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (tmp_path / "tasks.json").rename(moved / "tasks.json")
+    refuse_other_tasks(RunDir(moved), replace(task_set(), dropped={}).facts())
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (task_set(11), r"12 training tasks \(sha256 [0-9a-f]{12}\), now 11 \([0-9a-f]{12}\): its data"),
+        (changed(task_set()), r"12 training tasks \(sha256 [0-9a-f]{12}\), now 12 \([0-9a-f]{12}\): its data"),
+        (replace(task_set(), train=task_set().train[::-1]), r"12 training tasks .*, now 12 "),
+        (task_set(answers=1), r"12 training tasks .*, now 12 "),
+        (task_set(held_out=4), r"3 held-out tasks \(sha256 [0-9a-f]{12}\), now 4 "),
+        (task_set(11, 2), r"12 training tasks .*, now 11 .* and 3 held-out tasks .*, now 2 "),
+    ],
+)
+def test_other_tasks_are_refused_in_one_sentence(now: TaskSet, words: str, tmp_path: Path) -> None:
+    note_tasks(RunDir(tmp_path), task_set().facts())
+    with pytest.raises(DataError, match=rf" began with {words}.*put them back, or begin a new run") as caught:
+        refuse_other_tasks(RunDir(tmp_path), now.facts())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("written", [None, b"", b"{", b'{"train": 12}'])
+def test_a_run_that_does_not_say_what_its_tasks_were_is_refused(written: bytes | None, tmp_path: Path) -> None:
+    if written is not None:
+        (tmp_path / "tasks.json").write_bytes(written)
+    with pytest.raises(DamageError, match=r"tasks\.json cannot be read .*; restore it from a copy, or begin a new run"):
+        refuse_other_tasks(RunDir(tmp_path), task_set().facts())
+
+
+def test_the_digest_of_many_tasks_takes_a_moment() -> None:
+    tasks = task_set(2000)
+    many = replace(tasks, train=tasks.train * 50)
+    start = time.process_time()
+    assert many.facts().train == 100_000
+    assert time.process_time() - start < 5.0
