@@ -1,5 +1,8 @@
-"""Products of a token step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
+"""Products of a token step at half a billion parameters: bf16 weights against fp32 and against 8 and 4 bits, read
+directly.
 
+    fp32 MKL      `F.linear` with fp32 weights
+    fp32          `RowProduct`, oneDNN where `is_for_onednn`, and `fp32 packed` the same in oneDNN's layout
     bf16          `weight_product` with the dense base that both processes map
     bf16 packed   the same in oneDNN's layout (actor/engines/token_step/packed.py)
     nf4 codes     bitsandbytes' product with NF4 codes (actor/engines/token_step/coded.py), with AVX512-BF16 only
@@ -19,9 +22,11 @@ Left out: bitsandbytes' `gemm_4bit` for CPUs, which needs a package that it down
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from actor.engines.token_step.coded import CodedWeight, reads_codes
 from actor.engines.token_step.eight_bit import EightBitHead
@@ -38,10 +43,14 @@ SLOW_S = 0.02
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-def bf16_packed(weight: torch.Tensor) -> Product:
-    product = RowProduct(weight.bfloat16())
+def packed_product(weight: torch.Tensor) -> Product:
+    product = RowProduct(weight)
     product.pack()
     return product
+
+
+def widened(product: Product) -> Product:
+    return lambda x: product(x.float())
 
 
 def nf4_codes(weight: NF4Weight) -> Product:
@@ -90,7 +99,10 @@ def measured(rows: int) -> dict[str, Any]:
         "int8 weights": [int8_weights(weight) for weight in weights],
         "int4 weights": [int4_weights(weight) for weight in weights],
         "int8 both": [int8_both(weight) for weight in weights],
-        "bf16 packed": [bf16_packed(weight) for weight in weights],
+        "bf16 packed": [packed_product(weight) for weight in dense],
+        "fp32 MKL": [widened(partial(F.linear, weight=weight)) for weight in weights],
+        "fp32": [widened(RowProduct(weight)) for weight in weights],
+        "fp32 packed": [widened(packed_product(weight)) for weight in weights],
     }
     wanted: dict[str, torch.Tensor] = {}
     if reads_codes():
