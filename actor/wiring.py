@@ -76,7 +76,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
-    prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
+    prompter = load_prompter(base.folder, config.environment)
     if config.actor.is_elsewhere:
         return build_servers(config, base, prompter), prompter
     device = pick_device(config.compute.device, config.compute.actor_card)

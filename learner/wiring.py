@@ -143,7 +143,7 @@ def load_model(config: Config, given: GivenAdapters = NONE_GIVEN, place: Place |
     """place: of the base, if another process uses it too."""
     policy = load_trained_policy(config, config.compute.device, given.start, place)
     environment = config.environment
-    prompter = load_prompter(cached_base(config.model).folder, environment.described, agent=environment.is_agent)
+    prompter = load_prompter(cached_base(config.model).folder, environment)
     if environment.is_used and not environment.is_agent:
         # Refuses a template that cannot be used, before anything is sampled.
         Conversation(prompter, environment.max_turns)

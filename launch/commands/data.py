@@ -26,8 +26,7 @@ UNKNOWN = "-"
 
 def show_data(*, source: str, overrides: Sequence[str], examples: int) -> int:
     config = load_config(source, overrides)
-    environment = config.environment
-    prompter = load_prompter(find_model(config.model).folder, environment.described, agent=environment.is_agent)
+    prompter = load_prompter(find_model(config.model).folder, config.environment)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     test, dropped = load_test(config.tasks, prompter, config.verifier.kind)
     tasks = replace(tasks, dropped=Counter(tasks.dropped) + Counter(dropped))

@@ -172,7 +172,7 @@ def replay_batch(*, file: Path) -> int:
     if config.loss.kind == "opd":
         # What it followed is in the run beside the file: adapters, and the data behind the prompts.
         given = adapters_of(run_of(file), config.lora.start_from, config.teacher.adapter)
-        prompter = load_prompter(cached_base(config.model).folder)
+        prompter = load_prompter(cached_base(config.model).folder, config.environment)
         tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
         teacher = teacher_of(config, prompter, tasks.train, given.teacher)
         policy = load_trained_policy(config, "cpu", given.start)

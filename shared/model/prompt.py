@@ -25,6 +25,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from shared.config.environment import NO_ENVIRONMENT, EnvironmentConfig
 from shared.errors import ModelError, in_words
 
 Message = dict[str, Any]
@@ -127,8 +128,9 @@ def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> l
     return [*messages, {"role": "user", "content": question}]
 
 
-def load_prompter(folder: Path, tools: str = "", *, agent: bool = False) -> Prompter:
-    """tools: JSON, as the template gets them. agent: whether an agent writes the conversations."""
+def load_prompter(folder: Path, environment: EnvironmentConfig = NO_ENVIRONMENT) -> Prompter:
+    """environment: that of the run, whose tools the template shows, or whose agent writes the conversations."""
+    tools = environment.described
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
@@ -144,7 +146,7 @@ def load_prompter(folder: Path, tools: str = "", *, agent: bool = False) -> Prom
         name=str(folder),
         tools=tools,
     )
-    return replace(found, begins=(beginning(found),)) if agent else found
+    return replace(found, begins=(beginning(found),)) if environment.is_agent else found
 
 
 def beginning(prompter: Prompter) -> int:

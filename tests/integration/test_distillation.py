@@ -70,6 +70,14 @@ def test_a_refused_update_is_repeated_with_its_teacher(tmp_path: Path) -> None:
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["reproduced"], done.stdout + done.stderr
 
 
+def test_a_refused_update_with_tools_is_repeated_with_its_teacher(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    keys = KEYS | {"teacher.prompt": "#### {answer}", "guard.grad_norm_limit": 1e-9, "tasks.max_prompt_tokens": 400}
+    refused(launch("run", "calculator", "--out", out, *sets(keys)), "guard.grad_norm_limit")
+    done = launch("replay", "--batch", next((out / "quarantine").glob("*.safetensors")))
+    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["reproduced"], done.stdout + done.stderr
+
+
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(KEYS | {"teacher.prompt": "{hint}"}))
     refused(done, "teacher.prompt", "{hint}")

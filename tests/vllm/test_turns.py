@@ -127,7 +127,7 @@ def test_earlier_turns_are_found_again_until_the_engine_sleeps(bench: Bench) -> 
 def test_an_agent_is_played_and_its_log_probs_are_the_learners(bench: Bench, tmp_path: Path) -> None:
     bench.engine.install(1, bench.adapter(1))
     (tmp_path / "agent.py").write_text(AGENT)
-    model = load_prompter(Path(bench.prompter.name), agent=True)
+    model = load_prompter(Path(bench.prompter.name), EnvironmentConfig(kind="agent"))
     config = EnvironmentConfig(kind="agent", function=f"{tmp_path}/agent.py:talk", step_limit_s=60.0)
     groups = tuple(
         GroupOrder(

@@ -122,7 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Prompter:
-    return load_prompter(folder, agent=True)
+    return load_prompter(folder, EnvironmentConfig(kind="agent"))
 
 
 @pytest.fixture(scope="module")
@@ -315,4 +315,4 @@ def test_a_template_without_a_common_beginning_is_refused(folder: Path, tmp_path
     template = tmp_path / "model" / "chat_template.jinja"
     template.write_text(template.read_text().replace("'<|im_start|>' ~ message.role", "message.role"))
     with pytest.raises(ModelError, match="does not begin every conversation with the same special token"):
-        load_prompter(tmp_path / "model", agent=True)
+        load_prompter(tmp_path / "model", EnvironmentConfig(kind="agent"))

@@ -74,7 +74,7 @@ class Talkative(Conversation):
 def model(tmp_path_factory: pytest.TempPathFactory) -> Prompter:
     """The embedded tokenizer with tools."""
     made = prompter(tmp_path_factory.mktemp("tools"), HERMES)
-    return load_prompter(Path(made.name), TOOLS)
+    return load_prompter(Path(made.name), EnvironmentConfig(described=TOOLS))
 
 
 @pytest.fixture(scope="module")

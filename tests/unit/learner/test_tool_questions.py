@@ -107,7 +107,7 @@ def test_halving_wins_every_game(secret: int) -> None:
 def test_a_conversation_of_the_corpus_is_token_by_token_one_of_a_run(preset: str) -> None:
     """What the template, the tools' descriptions and the parts of a conversation make of the same words."""
     config = load_config(preset)
-    prompter = load_prompter(EMBEDDED["embedded-tools"], config.environment.described)
+    prompter = load_prompter(EMBEDDED["embedded-tools"], config.environment)
     talk = Conversation(prompter, config.environment.max_turns)
     rng = random.Random(3)
     for _ in range(20):

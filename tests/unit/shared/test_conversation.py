@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.config.environment import EnvironmentConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ModelError
 from shared.model.conversation import Conversation
@@ -34,7 +35,7 @@ def prompter(tmp_path: Path, template: str = HERMES) -> Prompter:
     folder = tmp_path / "model"
     shutil.copytree(EMBEDDED_DIR, folder)
     (folder / "chat_template.jinja").write_text(template)
-    return load_prompter(folder, TOOLS)
+    return load_prompter(folder, EnvironmentConfig(described=TOOLS))
 
 
 def test_the_parts_of_a_conversation_are_those_of_the_template(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
     assert plain.as_the_model_sees(plain.prompt_ids("How many?")).endswith(
         "How many?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert plain.digest != load_prompter(tmp_path / "model", TOOLS).digest
+    assert plain.digest != load_prompter(tmp_path / "model", EnvironmentConfig(described=TOOLS)).digest
 
 
 @pytest.mark.parametrize(
@@ -104,4 +105,4 @@ def test_thoughts_that_are_dropped_later_are_a_rewriting(tmp_path: Path) -> None
 
 def test_a_template_without_calls_is_refused() -> None:
     with pytest.raises(ModelError, match="shows no tool calls as JSON"):
-        Conversation(load_prompter(EMBEDDED_DIR, TOOLS), 8)
+        Conversation(load_prompter(EMBEDDED_DIR, EnvironmentConfig(described=TOOLS)), 8)
