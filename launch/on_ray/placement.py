@@ -14,6 +14,7 @@ actor (compute.residency), which needs both on one machine.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from launch.supervisor.topology import Topology
@@ -25,6 +26,7 @@ Machine = Literal["here", "ray"]
 """Where learner and actors run: on this machine, or where Ray has room."""
 HALF = 0.5
 ROUNDING = 1e-6
+NOTHING: Mapping[str, float] = MappingProxyType({})
 REMEDY = "add nodes, or lower compute.learner_threads, compute.actor_threads, compute.actors or the shares in [ray]"
 
 
@@ -102,35 +104,42 @@ def refuse_without_room(places: Sequence[Place], nodes: Sequence[Mapping[str, fl
         raise ConfigError(f"{len(places)} processes need {in_words(wanted)}, but {has}; {REMEDY}.")
     if not hold_all(places, nodes):
         raise ConfigError(
-            f"{len(places)} processes need {in_words(wanted)}, each of them on one node, and {has}, on which they do"
-            f" not fit together; {REMEDY}."
+            f"{len(places)} processes need {in_words(wanted)}, each of them on one node"
+            f"{' and each share on one card' if wanted['GPU'] else ''}, and {has}, on which they do not fit together;"
+            f" {REMEDY}."
         )
 
 
 def hold_all(places: Sequence[Place], nodes: Sequence[Mapping[str, float]]) -> bool:
     """Whether the nodes have room for the learner, which comes first, and all actors at once. Actors all ask for the
-    same, so it is enough to try the learner on each node and to count. The cards of a node count as one sum."""
+    same, so it is enough to try the learner on each node and to count."""
     learner, *actors = places
     if not actors:
         return any(fits(learner.resources, node) for node in nodes)
     actor = actors[0].resources
     counts = [how_many(actor, node) for node in nodes]
     changes = [
-        how_many(actor, remaining(node, learner.resources)) - count
+        how_many(actor, node, learner.resources) - count
         for node, count in zip(nodes, counts, strict=True)
         if fits(learner.resources, node)
     ]
     return any(sum(counts) + change >= len(actors) for change in changes)
 
 
-def how_many(wanted: Mapping[str, float], found: Mapping[str, float]) -> int:
-    """How many fit on a node. A process asks for one CPU at least."""
-    return min(int((found.get(name, 0.0) + ROUNDING) / amount) for name, amount in wanted.items())
+def how_many(wanted: Mapping[str, float], found: Mapping[str, float], taken: Mapping[str, float] = NOTHING) -> int:
+    """How many processes fit on a node beside one other. Each asks for one CPU at least, and for a share of one card
+    at most. taken: by the other."""
+    by_cpus = times(wanted["CPU"], found.get("CPU", 0.0) - taken.get("CPU", 0.0))
+    share, cards, one_taken = wanted.get("GPU", 0.0), int(found.get("GPU", 0.0)), taken.get("GPU", 0.0)
+    if not share:
+        return by_cpus
+    beside = times(share, 1.0 - one_taken) - times(share, 1.0) if one_taken else 0
+    return min(by_cpus, cards * times(share, 1.0) + beside)
 
 
-def remaining(found: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
-    """What is left of CPUs and cards; never below zero."""
-    return {name: max(amount - taken.get(name, 0.0), 0.0) for name, amount in found.items()}
+def times(amount: float, found: float) -> int:
+    """How often the amount is there."""
+    return int((found + ROUNDING) / amount)
 
 
 def fits(wanted: Mapping[str, float], found: Mapping[str, float]) -> bool:

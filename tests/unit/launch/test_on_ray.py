@@ -136,6 +136,30 @@ def test_all_processes_must_find_room_at_once(asked: tuple[int, ...], cpus: tupl
         refuse_without_room(on_cpus(*asked), nodes)
 
 
+@pytest.mark.parametrize(
+    ("asked", "cards", "fit"),
+    [
+        ((0.6, 0.6, 0.6), (2,), False),
+        ((0.6, 0.6, 0.6), (3,), True),
+        ((0.6, 0.6, 0.6), (1, 1, 1), True),
+        ((0.6, 0.4, 0.4), (2,), True),
+        ((0.4, 0.6, 0.6), (2,), True),
+        ((0.5, 0.7, 0.7), (2,), False),
+        ((1.0, 0.5, 0.5), (2,), True),
+        ((0.1, 1.0, 1.0), (2, 1), True),
+        ((0.1, 1.0, 1.0), (2,), False),
+    ],
+)
+def test_a_share_is_of_one_card(asked: tuple[float, ...], cards: tuple[int, ...], fit: bool) -> None:
+    shares = [Place(name="learner" if number == 0 else "actor", cpus=1, gpus=gpus) for number, gpus in enumerate(asked)]
+    nodes = [{"CPU": 64.0, "GPU": float(n)} for n in cards]
+    if fit:
+        refuse_without_room(shares, nodes)
+        return
+    with pytest.raises(ConfigError, match=r"processes need|each share on one card"):
+        refuse_without_room(shares, nodes)
+
+
 def test_an_actors_share_of_a_card_is_counted_as_ray_counts_it() -> None:
     shared = places(compute={"device": "cuda", "actors": 3, "learner_threads": 1, "actor_threads": 1})
     refuse_without_room(shared, [{"CPU": 4.0, "GPU": 1.0}])
