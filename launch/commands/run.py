@@ -12,7 +12,6 @@ are chosen so that it fits.
 """
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,7 +180,7 @@ def planned(config: Config) -> tuple[Config, Cost]:
         cost = "vLLM plans its memory itself"
     else:
         packs = gains_by_packing(read_flags(CPUINFO), config.compute)
-        work = work_of(config, cores=len(os.sched_getaffinity(0)), packs=packs)
+        work = work_of(config, cores=cores_here(), packs=packs)
         cost = plan_of(work, config.lora.targets, compute, config.run.steps)
     if isinstance(cost, Plan):
         return structs.replace(config, batch=cost.work.batch, actor=cost.work.actor), cost

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from launch.card.cards import Card, CardProcess, chosen_card
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.machine import Machine, on_card
+from launch.doctor.machine import Machine, base_parts, on_card
 from launch.plan.cost import chosen_work, memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
 from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
-from shared.process.processor import gains_by_packing
+from shared.process.entry_point import MIN_DESCRIPTORS
+from shared.process.processor import gains_by_packing, within
 from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
@@ -35,7 +36,6 @@ HARMFUL = {
 }
 """Override the configuration. The worst of them pin both processes to the same cores."""
 SMALLER = "use a smaller model, model.dequantize=each_call, batch.recompute=always or a smaller batch.token_budget"
-MIN_OPEN_FILES = 128
 COMFORTABLE_OPEN_FILES = 1024
 ADDRESS_BYTES = 16 * 2**30
 """What torch's libraries, threads and mapped files reserve in one process, with a margin."""
@@ -147,8 +147,9 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
         processor = known(machine.processor)
+        cores = processor.cores if isinstance(machine.cgroup, Missing) else within(processor.cores, machine.cgroup.cpus)
         packs = gains_by_packing(processor.flags, machine.config.compute)
-        work = work_of(machine.config, cores=processor.cores, packs=packs)
+        work = work_of(machine.config, cores=cores, packs=packs)
         started = not isinstance(machine.run, Missing) and machine.run.started
         work = chosen_work(shape, work, free_for_run(machine), started=started)
         need = host_memory(shape, work)
@@ -362,16 +363,16 @@ def open_files(machine: Machine) -> Finding:
         return ok(f"{limit or 'any number of'} open files in one process")
     # Processes raise the soft limit themselves, so this is the hard one.
     found, remedy = f"{limit} open files in one process", f"ulimit -n {COMFORTABLE_OPEN_FILES}, as root"
-    return error(found, remedy) if limit < MIN_OPEN_FILES else warning(found, remedy)
+    return error(found, remedy) if limit < MIN_DESCRIPTORS else warning(found, remedy)
 
 
 def file_size(machine: Machine) -> Finding:
-    """The largest files of a run are journal segments and the quantised base."""
+    """The largest files of a run are journal segments, and those of the base in the cache."""
     limit = known(machine.limits).file_bytes
     if limit is None:
         return ok("files of any size")
     shape = known(machine.model).shape
-    largest = SEGMENT_BYTES if isinstance(shape, Missing) else max(SEGMENT_BYTES, shape.file_bytes)
+    largest = SEGMENT_BYTES if isinstance(shape, Missing) else max(SEGMENT_BYTES, *base_parts(machine, shape).values())
     found = f"files up to {size(limit)}; the largest file of a run needs about {size(largest)}"
     return error(found, "ulimit -f unlimited") if limit < largest else ok(found)
 

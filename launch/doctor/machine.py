@@ -28,6 +28,9 @@ from launch.doctor.libraries import (
 )
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
+from launch.plan.cost import dtype_of
+from launch.plan.memory import NF4_BYTES, VALUE_BYTES
+from launch.plan.shape import ModelShape
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
 from shared.process.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
@@ -95,6 +98,26 @@ def on_card(machine: Machine) -> bool:
     if device == "auto":
         return not isinstance(machine.torch, Missing) and bool(machine.torch.devices)
     return device == "cuda"
+
+
+def base_parts(machine: Machine, shape: ModelShape) -> dict[str, int]:
+    """Bytes of what the cache keeps of the base, by the names in Model.cached. The dense base is a file of its own,
+    but a base without codes that has the number type of the run is its own dense base."""
+    model, parameters = machine.config.model, shape.linear + shape.rest
+    dtype = dtype_of(machine.config.compute.dtype, on_card=on_card(machine))
+    dense = VALUE_BYTES[dtype] * parameters
+    kept, is_dense = shape.file_bytes, round(shape.file_bytes / parameters) == VALUE_BYTES[dtype]
+    if model.quantization == "nf4":
+        kept, is_dense = int(NF4_BYTES * shape.linear) + VALUE_BYTES["bf16"] * shape.rest, False
+    return {model.quantization: kept, dtype: dense if reads_dense_base(machine) and not is_dense else 0}
+
+
+def reads_dense_base(machine: Machine) -> bool:
+    """Whether a process of the run maps the dense base (shared/base/cache.py)."""
+    model, actor = machine.config.model, machine.config.actor
+    if model.dequantize == "once" or (model.dequantize == "auto" and not on_card(machine)):
+        return True
+    return actor.engine == "vllm" and actor.weights != "nf4" and model.quantization == "nf4"
 
 
 def gather(config: Config, run_dir: Path) -> Machine:

@@ -5,10 +5,9 @@ from packaging.specifiers import SpecifierSet
 
 from launch.doctor.disk import Folder
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.machine import Machine, on_card
+from launch.doctor.machine import Machine, base_parts
 from launch.doctor.model import weight_bytes
-from launch.plan.cost import dtype_of
-from launch.plan.memory import NF4_BYTES, VALUE_BYTES, size
+from launch.plan.memory import size
 from launch.plan.shape import adapter_bytes, anchor_bytes
 from learner.reports.disk_need import bytes_needed
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
@@ -275,17 +274,11 @@ def hub_cache(machine: Machine) -> Finding:
 
 
 def base_cache(machine: Machine) -> Finding:
-    """A CPU reads the dense base, which is kept beside the quantised one. What is there already needs no room."""
-    model, config = known(machine.model), machine.config
+    """What is there already needs no room."""
+    model = known(machine.model)
     if isinstance(model.shape, Missing):
         return cache_folder(model.base_cache, weight_bytes(model), "model.cache_dir")
-    quantised = model.shape.file_bytes
-    if config.model.quantization == "nf4":
-        quantised = int(NF4_BYTES * model.shape.linear) + VALUE_BYTES["bf16"] * model.shape.rest
-    dtype = dtype_of(config.compute.dtype, on_card=on_card(machine))
-    dense = 0 if on_card(machine) else VALUE_BYTES[dtype] * (model.shape.linear + model.shape.rest)
-    parts = {config.model.quantization: quantised, dtype: dense}
-    needed = sum(num_bytes for part, num_bytes in parts.items() if part not in model.cached)
+    needed = sum(num_bytes for part, num_bytes in base_parts(machine, model.shape).items() if part not in model.cached)
     return cache_folder(model.base_cache, needed, "model.cache_dir")
 
 

@@ -42,7 +42,7 @@ from msgspec import structs
 from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
 from shared.process.determinism import Blas, cpu_environment
-from shared.process.processor import is_busy
+from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
@@ -182,7 +182,7 @@ def facts_of(threads: int, blas: Blas) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores_here(),
         "versions": [version(name) for name in ("torch", "transformers", "bitsandbytes")],
         "threads": threads,
         "blas": blas,

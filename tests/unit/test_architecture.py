@@ -46,6 +46,9 @@ BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal
 BANNED_CALLS = {"eval", "exec", "torch.load", "torch.save", "pickle.load", "pickle.loads"}
 BANNED_METHODS = {"recv_pyobj", "send_pyobj"}
 BANNED_ARGUMENTS = {"shell", "trust_remote_code", "allow_pickle"}
+COUNT_CORES = {"shared/process/processor.py", "shared/process/busy_cores/gathering.py", "launch/doctor/hardware.py"}
+"""May ask which cores a process may use. All others ask `cores_here`, which knows the limit of a container; doctor
+reports the two apart."""
 BANNED_NAMES = {"util", "utils", "common", "manager", "helper", "helpers", "misc"}
 MAX_FUNCTION_LINES = 60
 MAX_FILE_LINES = 400
@@ -236,6 +239,14 @@ def test_nothing_executes_or_unpickles_data(path: Path) -> None:
         for keyword in call.keywords:
             on = not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
             assert not (keyword.arg in BANNED_ARGUMENTS and on), f"line {call.lineno} sets {keyword.arg}"
+
+
+@each_source
+def test_cores_are_counted_in_one_place(path: Path) -> None:
+    if name(path) not in COUNT_CORES:
+        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+        counts = [call.lineno for call in calls if ast.unparse(call.func) == "os.sched_getaffinity"]
+        assert not counts, f"line {counts} counts cores without a container's limit"
 
 
 @each_file

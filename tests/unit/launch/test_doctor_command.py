@@ -95,8 +95,8 @@ def test_off_a_terminal_it_is_plain_text_a_line_a_check() -> None:
 
 
 def test_a_remedy_is_below_its_finding() -> None:
-    lines = printed(but("limits", open_files=64)(sound())).splitlines()
-    at = lines.index("  error    open files: 64 open files in one process")
+    lines = printed(but("limits", open_files=32)(sound())).splitlines()
+    at = lines.index("  error    open files: 32 open files in one process")
     assert lines[at + 1] == "           -> ulimit -n 1024, as root"
     assert lines[-1] == f"{len(NAMES)} checks: 1 error"
 
@@ -128,7 +128,7 @@ def test_no_missing_fact_stops_the_others(subject: str) -> None:
 
 
 def test_the_json_has_a_header_and_the_four_fields() -> None:
-    tree = as_tree("my.toml", Path("runs/first"), examine(but("limits", open_files=64)(sound())))
+    tree = as_tree("my.toml", Path("runs/first"), examine(but("limits", open_files=32)(sound())))
     assert (tree["doctor"], tree["config"], tree["run_dir"], tree["errors"]) == (1, "my.toml", "runs/first", 1)
     findings = tree["findings"]
     assert isinstance(findings, list)

@@ -16,7 +16,7 @@ from launch.doctor.libraries import look_at_software
 from launch.doctor.probe import Look
 from shared.process.free_memory import Cgroup, look_at_cgroup, look_at_memory
 from shared.process.processor import read_flags
-from tests.support.machines import GIB, but, sound
+from tests.support.machines import GIB, QWEN_15B, but, configured, sound
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMINFO = """MemTotal:       16000000 kB
@@ -228,6 +228,21 @@ def test_the_limits_are_the_soft_ones() -> None:
     assert isinstance(look_at_limits(), Limits)
     now = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     assert look_at_limits().processes == (None if now == resource.RLIM_INFINITY else now)
+
+
+def test_the_largest_file_may_be_the_dense_base() -> None:
+    shaped = but("model", shape=QWEN_15B)(but("limits", file_bytes=4 * GIB)(sound()))
+    found = hardware_checks.file_size(configured(compute={"dtype": "fp32"})(shaped))
+    assert found.level == "error" and "needs about 6.6 GiB" in found.found
+
+
+def test_the_memory_that_is_needed_is_that_on_the_cores_of_the_container() -> None:
+    """Where threads share cores, actors take turns, and one of them at a time has the memory of an order."""
+    many = configured(compute={"actors": 2, "dtype": "bf16"})(but("model", shape=QWEN_15B)(sound()))
+    many = but("processor", cores=8)(many)
+    said = {cpus: hardware_checks.available(but("cgroup", cpus=cpus)(many)).found for cpus in (None, 8.0, 1.5)}
+    alone = hardware_checks.available(but("processor", cores=1)(many)).found
+    assert said[None] == said[8.0] != said[1.5] == alone
 
 
 # --- a look that takes too long, or fails

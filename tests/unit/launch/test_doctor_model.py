@@ -259,11 +259,20 @@ def test_caches_are_where_the_configuration_says(tmp_path: Path) -> None:
     assert (model.base_cache.path, model.base_cache.existing) == (tmp_path / "deep" / "cache", tmp_path)
 
 
-@pytest.mark.parametrize(("dtype", "needed"), [("bf16", "4.8 GiB"), ("fp32", "8.1 GiB")])
-def test_the_cache_needs_room_for_the_codes_and_for_the_values(dtype: str, needed: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "keys", "needed"),
+    [
+        *(("bf16", {}, "4.8 GiB"), ("fp32", {}, "8.1 GiB")),
+        ("bf16", {"dequantize": "each_call"}, "1.5 GiB"),
+        # Its files are in bf16: as they are, or once more in fp32.
+        ("bf16", {"quantization": "none"}, "3.3 GiB"),
+        ("fp32", {"quantization": "none"}, "9.9 GiB"),
+    ],
+)
+def test_the_cache_needs_room_for_the_codes_and_for_the_values(dtype: str, keys: dict[str, str], needed: str) -> None:
     model = sound().model
     assert isinstance(model, Model)
-    planned = config(compute={"device": "cpu", "dtype": dtype})
+    planned = config(model=keys, compute={"device": "cpu", "dtype": dtype})
     machine = replace(sound(), config=planned, model=replace(model, shape=QWEN_15B))
     assert f"about {needed} are needed" in run_checks.base_cache(machine).found
 
