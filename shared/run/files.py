@@ -62,11 +62,20 @@ def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        refuse_kernels_folder(error, path, place)
         remedy = REMEDIES.get(error.errno or 0)
         if remedy is None:
             raise
         remedy = remedy.format(place=place, a_place=f"{'an' if place == OUT else 'a'} {place}")
         raise RunDirError(f"{path} cannot be used ({error.strerror}); {remedy}.") from error
+
+
+def refuse_kernels_folder(error: OSError, path: Path, place: str) -> None:
+    """Such as /proc, which says of a new name that it does not exist. path: what was to be made."""
+    name, folder = Path(str(error.filename)), path.parent
+    if error.errno == errno.ENOENT and name.parent == folder and path.name in name.name and folder.is_dir():
+        why = f"the file system of {folder} takes no files"
+        raise RunDirError(f"{path} cannot be made there: {why}; choose another {place}.") from error
 
 
 def make_folder(path: Path, mode: int = 0o755, place: str = OUT) -> None:
@@ -81,9 +90,8 @@ def make_level(path: Path, mode: int, place: str) -> None:
     try:
         disk.make(path, mode)
     except FileNotFoundError as error:
-        raise RunDirError(
-            f"{path} cannot be made there: the file system of {path.parent} takes no folders; choose another {place}."
-        ) from error
+        refuse_kernels_folder(error, path, place)
+        raise
     except FileExistsError:
         if not path.is_dir():
             raise

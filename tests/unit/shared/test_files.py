@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -216,6 +217,18 @@ def test_no_folder_is_open_to_other_writers_under_any_umask(tmp_path: Path) -> N
 def test_a_file_system_that_takes_no_folders_is_one_sentence() -> None:
     with pytest.raises(RunDirError, match=r"^/proc/x cannot be made there.*choose another --out\.$"):
         make_folder(Path("/proc/x"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize("write", [partial(write_whole, data=b""), partial(write_tree_whole, files={})])
+def test_a_file_system_that_takes_no_files_is_named(write: Callable[[Path], None]) -> None:
+    with pytest.raises(RunDirError, match=r"^/proc/x cannot be made there.*choose another --out\.$"):
+        write(Path("/proc/x"))
+
+
+def test_a_source_that_is_missing_is_not_taken_for_the_place(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), made_whole(tmp_path / "x"):
+        (tmp_path / "source").read_bytes()
 
 
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
