@@ -208,9 +208,10 @@ class EnvironmentPool:
             seat.replace()
 
     def close(self) -> None:
+        # First the fork server, which ends all of them at once; a command for each could fill its socket.
+        self.fork_server.close()
         for seat in self.seats:
             seat.worker.kill()
-        self.fork_server.close()
 
 
 def fault_of(answer: Answer | Lost) -> Lost | None:

@@ -137,9 +137,10 @@ class ScorePool:
 
     def close(self) -> None:
         """End all workers and what they have started."""
+        # First the fork server, which ends all of them at once; a command for each could fill its socket.
+        self.fork_server.close()
         for slot in self.slots:
             slot.worker.kill()
-        self.fork_server.close()
 
 
 class StreamedScores:

@@ -227,6 +227,13 @@ def test_more_environments_than_a_socket_takes_commands(file: Path) -> None:
     with closing(EnvironmentPool(config_of(file))) as pool:
         pool.make_ready(320, lambda: None)
         assert all(seat.is_ready for seat in pool.seats)
+        pids = [int(entry) for entry in children_of(pool.fork_server.pid)]
+        # It reads no commands now, as if it were busy with the ends of others.
+        os.kill(pool.fork_server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        pool.close()
+        assert time.monotonic() - began < 20.0, "one deadline for all"
+        wait_until(lambda: not any(map(alive, pids)))
 
 
 def test_a_fork_server_that_ends_while_environments_load_is_named(file: Path) -> None:
