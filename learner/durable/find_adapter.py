@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shared.config.load import config_from_json
 from shared.config.model import LoraConfig, ModelConfig
-from shared.errors import ModelError, RunDirError
+from shared.errors import RunDirError
 from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -65,12 +65,8 @@ def newest_checkpoint(key: str, run: RunDir) -> Path:
 def fetched(key: str, source: str) -> Path:
     """ModelError if the hub has no such adapter, or is out of reach."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
+    from shared.base.cache import hub_errors
+
+    with hub_errors(f"{key} = '{source}'", "an adapter"):
         return Path(snapshot_download(source, allow_patterns=["adapter_config.json", "adapter_model.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(
-            f"{key} = '{source}' is neither a folder nor an adapter that the hub provides"
-            f" ({type(error).__name__}); check the name, the network, or give a local folder."
-        ) from error

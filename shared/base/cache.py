@@ -30,6 +30,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,20 +184,48 @@ def gguf_folder(file: Path, root: Path) -> Path:
 def fetch_from_hub(model: ModelConfig) -> Path:
     """The folder in the hub's own cache, downloaded on first use."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
-    try:
+    with hub_errors(f"model.path = '{model.path}'", "a model"):
         return Path(
             snapshot_download(
                 model.path, revision=model.revision, allow_patterns=patterns, ignore_patterns=[f"{SECOND_COPY}*"]
             )
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+
+
+@contextmanager
+def hub_errors(named: str, what: str) -> Iterator[None]:
+    """Turns what the hub's library raises into one sentence. named: the key and its value. what: `a model`."""
+    # HTTPError is that of the library beneath, which may change: a connection that breaks is no OSError.
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+        LocalEntryNotFoundError,
+    )
+
+    try:
+        yield
+    except (HTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"model.path = '{model.path}' is neither a folder nor a model that the hub provides"
-            f" ({type(error).__name__}); check the name, the network, or give a local folder."
+            f"{named} is neither a folder nor {what} that the hub provides here ({type(error).__name__});"
+            f" {hub_remedy(error)}, or give a local folder."
         ) from error
+
+
+def hub_remedy(error: Exception) -> str:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    if constants.is_offline_mode():
+        return "unset HF_HUB_OFFLINE to have it fetched"
+    if isinstance(error, GatedRepoError):
+        return "ask its owner for access on its page there and set HF_TOKEN"
+    if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
+        return "check the name, and set HF_TOKEN to a token that the hub accepts"
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
+        return "check the name, and set HF_TOKEN if it is private"
+    return "check the name and the network"
 
 
 def base_folder(source: Path, model: ModelConfig) -> Path:
