@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launch.commands.open_run import open_run, pin_cpu
+from launch.commands.verify import input_lines
 from launch.presets.load import load_config
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from protocol.messages import GroupOrder, Sampling
@@ -70,19 +71,19 @@ def open_policy(directory: Path | None, base: bool, which: str) -> tuple[Config,
 
 def read_prompts(source: Path | None) -> list[str]:
     """One a line; empty lines are skipped."""
-    if source is None or not source.is_file():
-        raise DataError(f"--in got {source}, which is not a file; give a text file with one prompt a line.")
-    try:
-        # Some editors put a mark before the first character; "utf-8-sig" leaves it out.
-        text = source.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"--in got {source}, which is not UTF-8 in line {line}; save it as UTF-8.") from error
-    # Not splitlines(), which also ends a line at characters that a prompt may have, such as U+2028.
-    prompts = [line.strip() for line in text.split("\n") if line.strip()]
+    wanted = "a text file with one prompt a line"
+    lines = input_lines(source, wanted)
+    prompts = [text for number, line in enumerate(lines, start=1) if (text := decoded(line, source, number).strip())]
     if not prompts:
-        raise DataError(f"--in got {source}, which has no prompts; give a text file with one prompt a line.")
+        raise DataError(f"--in got {source}, which has no prompts; give {wanted}.")
     return prompts
+
+
+def decoded(line: bytes, source: Path | None, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"--in got {source}, which is not UTF-8 in line {number}; save it as UTF-8.") from error
 
 
 def complete(

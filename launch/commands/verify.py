@@ -56,10 +56,17 @@ def verify_file(*, kind: VerifierKind, strict: bool, source: Path, out: Path, wo
 
 def read_rows(source: Path) -> list[Row | dict[str, Any]]:
     """Lines that are not blank: a Row to be scored, or the result of a line that cannot be read."""
-    if not source.is_file():
-        raise DataError(f"--in got {source}, which is not a file; give JSON lines with id, completion and answer.")
-    lines = enumerate(source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1)
+    lines = enumerate(input_lines(source, "JSON lines with id, completion and answer"), start=1)
     return [read_row(line, source, number) for number, line in lines if line.strip()]
+
+
+def input_lines(source: Path | None, wanted: str) -> list[bytes]:
+    """Of a file that --in names, without the mark that some editors put before the first character. DataError if it
+    is not a file. wanted: what it should have been."""
+    if source is None or not source.is_file():
+        raise DataError(f"--in got {source}, which is not a file; give {wanted}.")
+    # Not splitlines(), which also ends a line at characters that a text may have, such as a carriage return.
+    return source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
 
 
 def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:

@@ -84,14 +84,14 @@ def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 def read_toml(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
 
 
 def read_yaml(path: Path) -> Tree:
     try:
-        return yaml_tree(path.read_text(encoding="utf-8"))
+        return yaml_tree(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # wrong YAML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid YAML: {error}; fix that line.") from error
 

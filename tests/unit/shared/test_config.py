@@ -386,3 +386,9 @@ def test_a_run_can_be_extended_unless_its_last_steps_depend_on_its_end() -> None
     assert not resolve({"curriculum": {"kind": "levels"}}).can_be_extended
     assert not any(resolve({"optimizer": {"schedule": kind}}).can_be_extended for kind in ("linear", "cosine"))
     assert resolve({"curriculum": {"kind": "levels", "stage_steps": 5}}).can_be_extended
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "[run]\nsteps = 3\n"), ("a.yaml", "run:\n  steps: 3\n")])
+def test_the_mark_that_an_editor_puts_before_the_text_is_left_out(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_config(str(tmp_path / name)).run.steps == 3
