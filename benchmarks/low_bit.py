@@ -4,7 +4,7 @@ directly.
     fp32 MKL      `F.linear` with fp32 weights
     fp32          `RowProduct`, oneDNN where `is_for_onednn`, and `fp32 packed` the same in oneDNN's layout
     bf16          `weight_product` with the dense base that both processes map
-    bf16 packed   the same in oneDNN's layout (actor/engines/token_step/packed.py)
+    bf16 packed   the same in oneDNN's layout (actor/engines/token_step/packed.py), where the processor has bf16 units
     nf4 codes     bitsandbytes' product with NF4 codes (actor/engines/token_step/coded.py), with AVX512-BF16 only
     int8 weights  torch's `_weight_int8pack_mm`: W in int8 with a scale for each row, x in bf16
     int4 weights  torch's `_weight_int4pack_mm_for_cpu`: groups of 64 with scale and zero, x in bf16
@@ -99,11 +99,12 @@ def measured(rows: int) -> dict[str, Any]:
         "int8 weights": [int8_weights(weight) for weight in weights],
         "int4 weights": [int4_weights(weight) for weight in weights],
         "int8 both": [int8_both(weight) for weight in weights],
-        "bf16 packed": [packed_product(weight) for weight in dense],
         "fp32 MKL": [widened(partial(F.linear, weight=weight)) for weight in weights],
         "fp32": [widened(RowProduct(weight)) for weight in weights],
         "fp32 packed": [widened(packed_product(weight)) for weight in weights],
     }
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        products["bf16 packed"] = [packed_product(weight) for weight in dense]
     wanted: dict[str, torch.Tensor] = {}
     if reads_codes():
         base = quantize(weights[0])
