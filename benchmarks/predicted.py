@@ -34,7 +34,7 @@ from launch.plan.machine import NotMeasured
 from launch.plan.memory import MIB, host_memory
 from shared.config.load import config_from_json
 from shared.config.model import cache_root
-from shared.process.processor import gains_by_packing, read_flags
+from shared.process.processor import cores_here, gains_by_packing, read_flags
 from shared.run.forecast import Figures, read_prediction
 from shared.run.run_dir import CPUINFO, RunDir
 from shared.run.summary import read_summary
@@ -130,7 +130,7 @@ def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
     of the longest step."""
     config = config_from_json(run.config.read_bytes())
     packs = gains_by_packing(read_flags(CPUINFO), config.compute)
-    work = work_of(config, cores=len(os.sched_getaffinity(0)), packs=packs)
+    work = work_of(config, cores=cores_here(), packs=packs)
     mean = measured.completion_tokens or work.lengths.completion
     longest = max(json.loads(row)["length/mean"] for row in run.metrics.read_text().splitlines())
     lengths = replace(work.lengths, completion=max(1, round(mean)), longest=max(1, round(longest)))

@@ -174,6 +174,7 @@ def replay_batch(*, file: Path) -> int:
         given = adapters_of(run_of(file), config.lora.start_from, config.teacher.adapter)
         prompter = load_prompter(cached_base(config.model).folder, config.environment)
         tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+        check_tasks(run_of(file), tasks)
         teacher = teacher_of(config, prompter, tasks.train, given.teacher)
         policy = load_trained_policy(config, "cpu", given.start)
     else:

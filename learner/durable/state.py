@@ -195,7 +195,7 @@ def refuse_other_tasks(run: RunDir, tasks: TaskFacts) -> None:
 def read_tasks(run: RunDir) -> TaskFacts:
     try:
         return msgspec.json.decode(run.tasks.read_bytes(), type=TaskFacts)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise DamageError(
             f"{run.tasks} cannot be read ({error}), so nobody knows whether the data are those that the run began with;"
             f" restore it from a copy, or begin a new run with lora.start_from = '{run.path}'."

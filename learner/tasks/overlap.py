@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 OTHER_SIGNS = str.maketrans("\u00d7\u00f7\u2212", "*/-")
-WORD = re.compile(r"[^\W_]+|[+*/^=<>%]|-(?=\s*(?:[\d(\\]|[^\W\d_](?![^\W\d_])))")
-"""A minus sign counts only before a number, one letter, a bracket or a command of LaTeX."""
+WORD = re.compile(r"[^\W_]+|[+/^=<>%]|(?<!\*)\*(?!\*)|-(?=\s*(?:[\d(\\]|[^\W\d_aI](?![^\W\d_])))")
+"""A minus sign counts only before a number, one letter that is no word, a bracket or a command of LaTeX; a star only
+alone, as two of them are Markdown's bold type."""
 GRAM = 8
 NEAR = 0.8
 QUESTIONS_A_GRAM = 8

@@ -33,6 +33,7 @@ from shared.gold_answer import MARKER, boxes
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED = ("embedded", "numbers", "calculations", "guessing")
 CALCULATOR = re.compile(r"<<[^<>]*>>")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Columns = dict[str, str]
 
 
@@ -193,7 +194,7 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
     ours = {column: [name for name, other in names.items() if other == column] for column in names.values()}
     taken = {name for name, column in names.items() if column in row} - ours.keys()
     columns = {
-        name: str(value)
+        name: as_text(value)
         for key, value in row.items()
         if value is not None and key not in taken
         for name in ours.get(key, [key])
@@ -204,6 +205,11 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
         columns["level"] = columns["level"].removeprefix("Level ")
     columns |= split_solution(columns.get("answer", ""), columns) if "answer" in columns else {}
     return columns | unconverted(row, columns)
+
+
+def as_text(value: object) -> str:
+    """The same in each process: without the address in memory that the text of a picture, say, has."""
+    return value if isinstance(value, str) else ADDRESS.sub("", str(value))
 
 
 def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
@@ -217,7 +223,7 @@ def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
         with suppress(TypeError, ValueError):
             json.dumps(value)
             kept[key] = value
-    return {UNCONVERTED: json.dumps(kept)} if kept else {}
+    return {UNCONVERTED: json.dumps(kept, ensure_ascii=False)} if kept else {}
 
 
 def split_solution(written: str, columns: Columns) -> Columns:

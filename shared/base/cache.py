@@ -214,16 +214,19 @@ def hub_errors(named: str, what: str) -> Iterator[None]:
 
 
 def hub_remedy(error: Exception) -> str:
-    from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub import constants, errors
 
+    if isinstance(error, errors.HFValidationError):
+        return "check the name"
     if constants.is_offline_mode():
         return "unset HF_HUB_OFFLINE to have it fetched"
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return "ask its owner for access on its page there and set HF_TOKEN"
-    if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
         return "check the name, and set HF_TOKEN to a token that the hub accepts"
-    if isinstance(error, RepositoryNotFoundError | HFValidationError):
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "check model.revision"
+    if isinstance(error, errors.RepositoryNotFoundError):
         return "check the name, and set HF_TOKEN if it is private"
     return "check the name and the network"
 

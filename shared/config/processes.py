@@ -253,9 +253,10 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     the number of products counts and the copy is small."""
     packed: Share = 0.5
     """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in a layout of oneDNN, while it
-    decodes an order whose completions may have 32 tokens or more: in bf16, and in fp32 on processors without AVX-512,
-    where that is faster, and if twice that memory is free. Weights that are read as codes are not packed. 0.5 usually
-    leaves the peak of a run whose processes take turns as it is with 0. The tokens do not depend on it."""
+    decodes an order whose completions may have 32 tokens or more: in bf16, and in fp32 without AVX-512 or with
+    compute.blas = "portable", where that is faster, and if twice that memory is free. Weights that are read as codes
+    are not packed. 0.5 usually leaves the peak of a run whose processes take turns as it is with 0. The tokens do not
+    depend on it."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""

@@ -53,7 +53,7 @@ def is_for_onednn(weight: torch.Tensor) -> bool:
     """Whether oneDNN multiplies few rows by this weight in fp32, and not MKL.
 
     It does so for large weights on processors without AVX-512, and with compute.blas = "portable" on all: on an AMD of
-    the first generation, 8 rows take three quarters of MKL's time, and half of it with packed weights. With smaller
+    the first generation, 8 rows take five sixths of MKL's time, and two thirds with packed weights. With smaller
     weights it is not faster unless they are packed. Their bits differ, so no measured time decides this."""
     large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= LARGE_VALUES
     return large and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"

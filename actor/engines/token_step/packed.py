@@ -27,7 +27,8 @@ Times and free memory differ from run to run, and completions must not. So befor
 shape, both multiply made-up factors. In half of the rows the terms cancel, u v and -u v: what is left of such a sum is
 rounding, which shows the order in which the terms were added. A large weight is compared with fewer outputs.
 
-Left out: fp32 with AVX-512, where MKL reads a weight about as fast as memory gives it; thin products in fp32; cards.
+Left out: fp32 with AVX-512 and compute.blas = "fast", where MKL reads a weight about as fast as memory gives it; thin
+products in fp32; cards.
 """
 
 import math
@@ -236,13 +237,14 @@ class Packing:
 
         thin: of the adapter. rows: of the order's steps."""
         in_fp32 = [product for product in products if product.by_onednn]
-        if not (in_fp32 or use_bf16_units(products)):
+        packs = self.share > 0.0 and tokens >= PACKED_TOKENS
+        if not (packs if in_fp32 else use_bf16_units(products)):
             return
         if self.kinds is None:
             self.kinds = faster_kinds(weights_to_measure(in_fp32 or products))
         if not in_fp32:
             self.choose_factors(products, thin, self.kinds)
-        if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
+        if packs and self.kinds.packed:
             used = [product for product in in_fp32 or products if not product.reads_codes(rows)]
             thin = [] if in_fp32 else [product for product in thin if not product.reads_codes(rows)]
             self.pack(used, thin, products)

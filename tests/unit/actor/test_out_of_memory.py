@@ -39,7 +39,7 @@ def product(name: str, args: Any, found: Any) -> bool:
 
 
 def head(name: str, args: Any, found: Any) -> bool:
-    return name in ("aten::mm", "aten::matmul") and found.shape[-1] == VOCAB
+    return name in ("aten::mm", "aten::matmul", "aten::linear") and found.shape[-1] == VOCAB
 
 
 def sampler(name: str, args: Any, found: Any) -> bool:

@@ -38,10 +38,12 @@ def packing(share: float = 1.0) -> Packing:
 
 
 @pytest.mark.skipif(HERE, reason="the tests below run here as they are")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 @pytest.mark.skipif(not torch.backends.cpu.get_cpu_capability().startswith("AVX"), reason="portable needs AVX2")
 def test_all_of_this_file_with_portable_kernels() -> None:
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(argv, env=os.environ | cpu_environment(1, "portable"), capture_output=True, text=True)
+    environment = os.environ | cpu_environment(1, "portable")
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout + done.stderr
 
 

@@ -68,6 +68,11 @@ def test_an_operator_may_be_written_in_two_ways(one: str, other: str) -> None:
 
 def test_a_dash_in_a_sentence_is_no_operator() -> None:
     assert find_overlap(rows("A well-known man - Tom - left"), rows("A well known man, Tom, left")).leaked == (0,)
+    assert find_overlap(rows("He left - a pity"), rows("He left, a pity")).leaked == (0,)
+
+
+def test_bold_type_of_markdown_is_no_operator() -> None:
+    assert find_overlap(rows("**What** is 5 * 3?"), rows("What is 5 * 3?")).leaked == (0,)
 
 
 def test_the_index_takes_few_bytes_for_each_gram() -> None:

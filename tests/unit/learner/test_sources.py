@@ -181,6 +181,21 @@ def test_a_function_reads_each_column_whole_and_the_gold_answer_beside_it(row: d
     assert as_in_the_data(mine)["gold_answer"] == "my own"
 
 
+class Picture:
+    """Its text has its address."""
+
+
+def test_a_value_has_the_same_text_in_each_process() -> None:
+    one, other = (canonical({"question": "?", "answer": "18", "image": Picture()}, NAMES) for _ in range(2))
+    assert one == other and "Picture object" in one["image"]
+
+
+def test_a_solution_in_another_script_takes_no_more_characters_for_functions() -> None:
+    solution = "\u7b54" * 11_000 + " #### 18"
+    found = canonical({"question": "?", "answer": solution}, NAMES)
+    assert json.loads(found[UNCONVERTED])["answer"] == solution and len(found[UNCONVERTED]) < 12_000
+
+
 def test_a_column_whose_name_the_wire_does_not_take_is_only_for_functions() -> None:
     """A survey's columns are named by whole questions."""
     longest, longer = "n" * 128, "n" * 129

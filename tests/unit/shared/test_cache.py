@@ -238,6 +238,7 @@ def hub_that_replies(status: int, code: str) -> type[BaseHTTPRequestHandler]:
     ("status", "code", "offline", "remedy"),
     [
         (404, "RepoNotFound", "0", "check the name, and set HF_TOKEN if it is private"),
+        (404, "RevisionNotFound", "0", "check model.revision"),
         (403, "GatedRepo", "0", "ask its owner for access"),
         (401, "", "0", "set HF_TOKEN to a token that the hub accepts"),
         (500, "", "0", "check the name and the network"),

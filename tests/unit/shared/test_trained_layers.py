@@ -87,6 +87,10 @@ def test_values_and_gradients_are_those_of_the_modules(
         assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="without bf16 units the order of a sum depends on the number of rows",
+)
 @pytest.mark.parametrize("counts", [COUNTS, UNEVEN])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_rounds_as_in_the_modules(tmp_path: Path, family: str, counts: Sequence[int]) -> None:
