@@ -30,7 +30,8 @@ from benchmarks.gpu.shapes import QWEN_3B, R1, Size, keys_of, write_config
 from launch.card.command import traced_plan
 from launch.card.published import facts_of
 from launch.card.work import card_work
-from launch.plan.machine import DTYPES, ROWS, Rates, Speed, machine_speed
+from launch.plan.machine import ROWS, Rates, Speed, machine_speed
+from launch.plan.memory import VALUE_BYTES
 from launch.presets.load import load_config
 from shared.config.model import ModelConfig, cache_root
 from tests.support.runs import (
@@ -196,9 +197,10 @@ def assume_speed(place: Place, cache: Path) -> None:
             folded_step=1e-4,
             layer_update=1e-3,
         )
-        made_up = Speed(rates=dict.fromkeys(DTYPES, rates), sampler=1e-9, operation=1e-6, element=1e-10)
+        made_up = Speed(rates=rates, sampler=1e-9, operation=1e-6, element=1e-10)
         threads = SMALL["compute.learner_threads"]
-        machine_speed(cache, threads, "fast", measure=lambda threads, blas: made_up, is_busy=lambda: False)
+        for dtype in VALUE_BYTES:
+            machine_speed(cache, threads, "fast", dtype, measure=lambda *_: made_up, is_busy=lambda: False)
 
 
 def of_steps(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from launch.plan.cost import (
     NoPlan,
     Plan,
     chosen_work,
+    dtype_of,
     find_shape,
     make_plan,
     plan_as_json,
@@ -42,7 +43,7 @@ from launch.plan.cost import (
     work_of,
 )
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
-from launch.plan.memory import Work
+from launch.plan.memory import Dtype, Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
@@ -250,11 +251,14 @@ def plan_of(work: Work, targets: Sequence[str], compute: ComputeConfig, steps: i
 
 
 def speeds_of(
-    compute: ComputeConfig, cache: Path, *, measure: Callable[[int, Blas], Speed] = measure_elsewhere
+    compute: ComputeConfig, cache: Path, *, measure: Callable[[int, Blas, Dtype], Speed] = measure_elsewhere
 ) -> tuple[Speed, Speed]:
     """Of actor and learner. The same number of threads is measured once, even if nothing can be kept."""
     counts = {compute.actor_threads, compute.learner_threads}
-    speeds = {threads: machine_speed(cache, threads, compute.blas, measure=measure) for threads in sorted(counts)}
+    dtype = dtype_of(compute.dtype, on_card=False)
+    speeds = {
+        threads: machine_speed(cache, threads, compute.blas, dtype, measure=measure) for threads in sorted(counts)
+    }
     return speeds[compute.actor_threads], speeds[compute.learner_threads]
 
 

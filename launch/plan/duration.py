@@ -69,9 +69,9 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
-    prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
+    prefill = shape.linear * speed.product_s(groups * lengths.prompt)
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
-    rates, longest = speed.rates[work.dtype], lengths.longest
+    rates, longest = speed.rates, lengths.longest
     if work.packs_for(shape, longest):
         prefill += rates.packing * packed_bytes(shape, work, width) / work.value_bytes
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
@@ -104,15 +104,15 @@ def token_step_s(
     shape: ModelShape, work: Work, speed: Speed, packed: Packed, *, groups: float, rows: float, lengths: Lengths
 ) -> float:
     """One token of each row."""
-    rates, plain = speed.rates[work.dtype], speed.product_s(work.dtype, rows)
-    of_layers = packed.layers * speed.packed_s(work.dtype, rows) + (1.0 - packed.layers) * plain
+    rates, plain = speed.rates, speed.product_s(rows)
+    of_layers = packed.layers * speed.packed_s(rows) + (1.0 - packed.layers) * plain
     if work.codes_for(shape, rows):
-        of_layers = speed.coded_s(work.dtype, rows)
+        of_layers = speed.coded_s(rows)
     products = shape.linear * of_layers
     times = rates.packed if packed.head else rates.product
     if packed.eight_bit and rates.eight_bit:
         times = rates.eight_bit
-    of_head = rates.head_step + between(times, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
+    of_head = rates.head_step + between(times, rows) - speed.product_s(SAMPLER_ROWS)
     head = shape.vocabulary * shape.hidden * max(of_head, times[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
@@ -127,11 +127,11 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     tokens = work.groups * (lengths.prompt + group * lengths.completion)
     largest = min(tokens, micro_batch_tokens(work))
     batches = tokens / largest
-    rates = speed.rates[work.dtype]
+    rates = speed.rates
     used = used_tokens(work, largest)
     # Through modules, prompts and completions go one after the other.
     runs = (largest,) if shape.own_layers else (used, largest - used)
-    products = THIN_PRODUCTS * shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
+    products = THIN_PRODUCTS * shape.linear * sum(speed.product_s(rows) for rows in runs)
     elements = ELEMENT_PASSES * largest * shape.outputs * work.value_bytes * speed.element
     # As much forward as backward.
     beside = (elements + shape.layers * rates.layer_update) / 2

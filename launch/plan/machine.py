@@ -1,4 +1,4 @@
-"""How fast this machine computes: a measurement of two to five seconds, kept in the cache folder.
+"""How fast this machine computes in one number type: measured in a few seconds and kept in the cache folder.
 
     product     seconds per weight of `x W^T` for 1 to 512 rows; with one row it is the time to read a weight
     packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
@@ -16,9 +16,9 @@ Products, head and sampler are measured by calling the functions of a run. The m
 with the threads and variables that the processes of a run get, because torch reads them once, and because the launcher
 never loads torch.
 
-The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. If
-the file is older than MAX_AGE_DAYS or damaged, the machine is measured again. A measurement made beside busy processes
-holds only while they run, and is kept for BUSY_AGE_S.
+The cache's file belongs to one processor, one set of versions, one number type and one number of threads: its name is
+a digest of them. If the file is older than MAX_AGE_DAYS or damaged, the machine is measured again. A measurement made
+beside busy processes holds only while they run, and is kept for BUSY_AGE_S.
 Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
 """
 
@@ -39,6 +39,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from launch.plan.memory import Dtype
 from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
 from shared.process.determinism import Blas, cpu_environment
@@ -46,14 +47,12 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 13
+FORMAT = 14
 """Changes with what is measured."""
 MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 600.0
-LIMIT_S = 120.0
-"""Of the process that measures. Importing torch from a slow disk takes a quarter of it; a busy processor without bf16
-units, half."""
+LIMIT_S = 60.0
+"""Of the process that measures. Importing torch from a slow disk takes half of it."""
 ROWS = (1, 8, 32, 128, 512)
-DTYPES = ("fp32", "bf16")
 WEIGHTS_BYTES = 64 * 2**20
 OUT, IN, BLOCK = 2048, 1024, 64
 VOCABULARY, HEAD_ROWS, SAMPLER_ROWS = 4096, 512, 8
@@ -64,7 +63,7 @@ TRIED_ROWS, SLOW_S = 8, 0.02
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one number type."""
+    """Of the number type that was measured."""
 
     product: tuple[float, ...]
     """Seconds per weight for each of ROWS."""
@@ -93,8 +92,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """What this machine was measured to do with a number of threads."""
 
-    rates: Mapping[str, Rates]
-    """By number type."""
+    rates: Rates
+    """Of what depends on the number type."""
     sampler: float
     """Seconds per row and token of the vocabulary."""
     operation: float
@@ -104,17 +103,17 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
     """Whether many other threads ran just before or after it."""
 
-    def product_s(self, dtype: str, rows: float) -> float:
+    def product_s(self, rows: float) -> float:
         """Seconds per weight for this many rows."""
-        return between(self.rates[dtype].product, rows)
+        return between(self.rates.product, rows)
 
-    def packed_s(self, dtype: str, rows: float) -> float:
+    def packed_s(self, rows: float) -> float:
         """The same with packed weights."""
-        return between(self.rates[dtype].packed, rows)
+        return between(self.rates.packed, rows)
 
-    def coded_s(self, dtype: str, rows: float) -> float:
+    def coded_s(self, rows: float) -> float:
         """The same with codes, where they are read."""
-        return between(self.rates[dtype].coded, rows) if self.rates[dtype].coded else self.product_s(dtype, rows)
+        return between(self.rates.coded, rows) if self.rates.coded else self.product_s(rows)
 
 
 def between(times: Sequence[float], rows: float) -> float:
@@ -151,19 +150,20 @@ def machine_speed(
     cache: Path,
     threads: int,
     blas: Blas,
+    dtype: Dtype,
     *,
-    measure: Callable[[int, Blas], Speed],
+    measure: Callable[[int, Blas, Dtype], Speed],
     is_busy: Callable[[], bool] = is_busy,
 ) -> Speed:
     """From the cache folder, or measured now. NotMeasured if it cannot be. is_busy: whether other processes compute."""
-    facts = facts_of(threads, blas)
+    facts = facts_of(threads, blas, dtype)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / f"speed-{digest}.json"
     found = read(file)
     if found and found.facts == facts and found.is_fresh(time.time()):
         return found.speed
     was_busy = is_busy()
-    speed = measure(threads, blas)
+    speed = measure(threads, blas, dtype)
     speed = structs.replace(speed, busy=was_busy or is_busy())
     keep(file, Measured(facts=facts, seconds_since_1970=time.time(), speed=speed))
     return speed
@@ -178,7 +178,7 @@ def keep(file: Path, measured: Measured) -> None:
         pass
 
 
-def facts_of(threads: int, blas: Blas) -> dict[str, Any]:
+def facts_of(threads: int, blas: Blas, dtype: Dtype) -> dict[str, Any]:
     """Everything that the measured times depend on."""
     return {
         "format": FORMAT,
@@ -187,6 +187,7 @@ def facts_of(threads: int, blas: Blas) -> dict[str, Any]:
         "versions": [version(name) for name in ("torch", "transformers", "bitsandbytes")],
         "threads": threads,
         "blas": blas,
+        "dtype": dtype,
     }
 
 
@@ -201,26 +202,19 @@ def read(file: Path) -> Measured | None:
 
 def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
-    rates = [speed.rates[dtype] for dtype in DTYPES if dtype in speed.rates]
-    times = [t for one in rates for t in (*one.product, *one.packed, *one.coded, *one.eight_bit)]
-    times += [t for one in rates for t in (one.gradient, one.head, one.head_step)]
-    times += [t for one in rates for t in (one.layer_step, one.folded_step, one.layer_update)]
-    times += [speed.sampler, speed.operation, speed.element]
-    few = sum(rows <= CODED_ROWS for rows in ROWS)
-    whole = len(rates) == len(DTYPES) and all(
-        len(one.product) == len(one.packed) == len(ROWS)
-        and len(one.coded) in (0, few)
-        and len(one.eight_bit) in (0, len(ROWS))
-        for one in rates
-    )
-    return whole and all(math.isfinite(t) and t > 0 for t in times)
+    one, few = speed.rates, sum(rows <= CODED_ROWS for rows in ROWS)
+    times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_step]
+    times += [one.layer_step, one.folded_step, one.layer_update, speed.sampler, speed.operation, speed.element]
+    is_whole = len(one.product) == len(one.packed) == len(ROWS)
+    is_whole = is_whole and len(one.coded) in (0, few) and len(one.eight_bit) in (0, len(ROWS))
+    return is_whole and all(math.isfinite(t) and t > 0 for t in times)
 
 
-def measure_elsewhere(threads: int, blas: Blas) -> Speed:
+def measure_elsewhere(threads: int, blas: Blas, dtype: Dtype) -> Speed:
     """In a process with the environment of a run's processes."""
     try:
         done = subprocess.run(
-            (sys.executable, "-m", "launch.plan.machine", str(threads)),
+            (sys.executable, "-m", "launch.plan.machine", str(threads), dtype),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=LIMIT_S,
@@ -259,7 +253,7 @@ def best_time(*work: Callable[[], object]) -> float:
     return best
 
 
-def measure(threads: int) -> Speed:
+def measure(threads: int, dtype: str) -> Speed:
     """In this process, which must have been started for it."""
     import torch
 
@@ -275,7 +269,7 @@ def measure(threads: int) -> Speed:
         sampler = best_time(lambda: draw(logits, uniforms)) / logits.numel()
         operation = best_time(lambda: [small + small for _ in range(100)]) / 100
         element = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
-    rates = {"fp32": measure_rates(torch.float32), "bf16": measure_rates(torch.bfloat16)}
+    rates = measure_rates({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
     return Speed(rates=rates, sampler=sampler, operation=operation, element=element)
 
 
@@ -380,4 +374,4 @@ def time_to_pack(products: Sequence[Any]) -> float:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(measure(int(sys.argv[1]))).decode())
+    print(msgspec.json.encode(measure(int(sys.argv[1]), sys.argv[2])).decode())

@@ -100,8 +100,8 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
     """[n, k], [m, k] -> [n, m] fp32; from bf16 factors on a CPU, the IN_FP32 largest values of a row are computed in
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
-    rounded: computes the product in another way, which may round more; None for `weight_product`. With fp32 factors
-    on a CPU, that is the result.
+    rounded: computes the product in another way, which may round bf16 factors more and with fp32 factors is the result;
+    None for `weight_product`.
 
     Takes a third of the time of widening, which is half a token step at a vocabulary of 150,000."""
     if x.dtype == torch.float32 or not x.is_cpu:

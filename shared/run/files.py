@@ -71,9 +71,9 @@ def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
 
 
 def refuse_kernels_folder(error: OSError, path: Path, place: str) -> None:
-    """Such as /proc, which says of a new name that it does not exist. path: what was to be made."""
-    name, folder = Path(str(error.filename)), path.parent
-    if error.errno == errno.ENOENT and name.parent == folder and path.name in name.name and folder.is_dir():
+    """Such as /proc, which has no blocks and says of a new name that it does not exist. path: what was to be made."""
+    folder = path.parent
+    if error.errno == errno.ENOENT and folder.is_dir() and os.statvfs(folder).f_blocks == 0:
         why = f"the file system of {folder} takes no files"
         raise RunDirError(f"{path} cannot be made there: {why}; choose another {place}.") from error
 

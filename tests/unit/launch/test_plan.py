@@ -13,7 +13,7 @@ from launch.__main__ import main
 from launch.commands.resume import config_to_resume
 from launch.plan.cost import Plan, make_plan, plan_as_json, work_of
 from launch.plan.duration import decode_s, evaluation_s, step_time
-from launch.plan.machine import DTYPES, Rates, Speed
+from launch.plan.machine import Rates, Speed
 from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
@@ -44,7 +44,7 @@ LENGTHS = Lengths(prompt=64, completion=64, longest=64)
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
 CALLS = {"eight_bit": (), "layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
 RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
-SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
+SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
 
 
 def work(lengths: Lengths = LENGTHS, **sections: Mapping[str, object]) -> Work:

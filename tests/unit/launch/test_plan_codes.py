@@ -8,7 +8,6 @@ from msgspec import structs
 
 from launch.plan.cost import chosen_work, work_of
 from launch.plan.duration import decode_s, step_time
-from launch.plan.machine import DTYPES
 from launch.plan.memory import NF4_BYTES, host_memory, size_of
 from launch.plan.remedies import REFUSAL_MARGIN
 from launch.plan.shape import Lengths
@@ -71,14 +70,14 @@ def test_an_adapter_is_counted_as_it_is_sent() -> None:
 
 def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
     quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), eight_bit=(5e-10,) * 5)
-    speed = structs.replace(SPEED, rates={"bf16": quick, "fp32": RATES})
+    speed = structs.replace(SPEED, rates=quick)
     one = work(compute={"dtype": "bf16"}, actor=CODES)
     found = decode_s(HALF, one, speed, groups=1, rows=8, lengths=LENGTHS)
-    head, linears, prompt = 151_936 * 896, HALF.linear, HALF.linear * SPEED.product_s("bf16", 64)
+    head, linears, prompt = 151_936 * 896, HALF.linear, HALF.linear * SPEED.product_s(64)
     weights = 64 * (25e-11 * linears + 5e-10 * head)
     assert prompt + weights < found < prompt + 1.4 * weights
     no_codes = structs.replace(quick, coded=())
-    slow = structs.replace(SPEED, rates={"bf16": no_codes, "fp32": RATES})
+    slow = structs.replace(SPEED, rates=no_codes)
     assert decode_s(HALF, one, slow, groups=1, rows=8, lengths=LENGTHS) > 1.5 * found, "a machine that reads none"
 
 
@@ -95,9 +94,7 @@ def test_a_quick_8_bit_head_makes_a_token_step_shorter() -> None:
     one = work(compute=bf16, actor=CODES, rollout={"max_new_tokens": 128})
     lengths = Lengths(prompt=64, completion=128, longest=128)
     slow, quick = (
-        structs.replace(
-            SPEED, rates={"bf16": structs.replace(RATES, coded=(1e-10,) * 3, eight_bit=(t,) * 5), "fp32": RATES}
-        )
+        structs.replace(SPEED, rates=structs.replace(RATES, coded=(1e-10,) * 3, eight_bit=(t,) * 5))
         for t in (10e-10, 2e-10)
     )
     before, now = (decode_s(HALF, one, speed, groups=1, rows=8, lengths=lengths) for speed in (slow, quick))
@@ -114,10 +111,10 @@ def test_where_there_is_no_room_for_packed_weights_the_plan_leaves_them_out() ->
 
 def test_a_layers_own_time_counts_once_for_each_token() -> None:
     more = structs.replace(RATES, layer_step=11e-4)
-    speed = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, more))
+    speed = structs.replace(SPEED, rates=more)
     found, longer = (decode_s(HALF, work(), one, groups=1, rows=8, lengths=LENGTHS) for one in (SPEED, speed))
     assert longer - found == pytest.approx(64 * HALF.layers * 1e-3)
-    update = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, structs.replace(RATES, layer_update=11e-3)))
+    update = structs.replace(SPEED, rates=structs.replace(RATES, layer_update=11e-3))
     assert step_time(HALF, work(), SPEED, update).update > step_time(HALF, work(), SPEED, SPEED).update + 0.2
 
 

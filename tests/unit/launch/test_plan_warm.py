@@ -7,7 +7,7 @@ import pytest
 
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.machine import DTYPES, Rates, Speed
+from launch.plan.machine import Rates, Speed
 from launch.plan.memory import LAUNCHER_BYTES, Work, host_memory, size_of
 from launch.plan.remedies import fits
 from shared.config.load import resolve
@@ -17,7 +17,7 @@ from tests.support.machines import GIB, HALF
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
 CALLS = {"eight_bit": (), "layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
 RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
-SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
+SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
 
 
 def work(*, warm: bool = True, problems: int = 0, group: int = 8, **sections: Mapping[str, object]) -> Work:

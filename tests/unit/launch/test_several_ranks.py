@@ -11,7 +11,7 @@ from launch.cli import parse
 from launch.doctor.hardware_checks import cores
 from launch.plan.cost import make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.machine import DTYPES, Rates, Speed
+from launch.plan.machine import Rates, Speed
 from launch.plan.memory import UNRETURNED_BYTES, Work, host_memory, micro_batch_tokens, size_of, step_tokens
 from launch.plan.remedies import fewer_ranks
 from launch.plan.shape import Lengths
@@ -29,7 +29,7 @@ from tests.support.machines import HALF, but, configured, sound
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
 CALLS = {"eight_bit": (), "layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
 RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
-SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
+SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
 
 
 def work(ranks: int, token_budget: int = 4096) -> Work:
