@@ -21,7 +21,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
-from learner.durable.state import RunTotals, note_tasks, refuse_other_tasks
+from learner.durable.state import RunTotals, refuse_other_tasks, write_tasks
 from learner.evaluation.evaluate import Evaluator, digest_of
 from learner.evaluation.schedule import NO_EVALUATIONS, BesideSchedule, EvalSchedule, NoEvaluations
 from learner.loop import train
@@ -188,9 +188,9 @@ class Session:
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         if checkpoint or journal.next_record:
-            refuse_other_tasks(run, model.tasks.facts())
+            refuse_other_tasks(run, model.tasks.digests())
         else:
-            note_tasks(run, model.tasks.facts())
+            write_tasks(run, model.tasks.digests())
         recorder = JournalRecorder(journal, self.first_step, Admission.of(config.verifier, config.reward))
         recorder.note_ranks(config.compute.ranks)
         self.dispatcher = Dispatcher(

@@ -115,7 +115,8 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
 
 
 def as_in_the_data(columns: Mapping[str, str]) -> dict[str, Any]:
-    """What the learner renamed, cut or wrote as text comes back; the gold answer has a name of its own beside it."""
+    """The columns as they are in the data, with the gold answer as `gold_answer` beside them. For reward functions,
+    environments and agents."""
     gold = {GOLD_ANSWER: columns["answer"]} if "answer" in columns else {}
     converted = {name: text for name, text in columns.items() if name != UNCONVERTED}
     return gold | converted | json.loads(columns.get(UNCONVERTED, "{}"))

@@ -145,7 +145,7 @@ def replay(
 def check_tasks(run: RunDir, tasks: "TaskSet") -> None:
     from learner.durable.state import refuse_other_tasks
 
-    refuse_other_tasks(run, tasks.facts())
+    refuse_other_tasks(run, tasks.digests())
 
 
 def stretches(changes: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:

@@ -61,8 +61,8 @@ def read_rows(source: Path) -> list[Row | dict[str, Any]]:
 
 
 def input_lines(source: Path | None, wanted: str) -> list[bytes]:
-    """Of a file that --in names, without the mark that some editors put before the first character. DataError if it
-    is not a file. wanted: what it should have been."""
+    """The lines of the file that --in names, without the mark that some editors put before the first character.
+    DataError if it is not a file. wanted: what it should have been."""
     if source is None or not source.is_file():
         raise DataError(f"--in got {source}, which is not a file; give {wanted}.")
     # Not splitlines(), which also ends a line at characters that a text may have, such as a carriage return.

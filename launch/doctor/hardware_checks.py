@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from launch.card.cards import Card, CardProcess, chosen_card
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.machine import Machine, base_parts, on_card
+from launch.doctor.machine import Machine, cached_base_bytes, on_card
 from launch.plan.cost import chosen_work, memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
@@ -372,7 +372,9 @@ def file_size(machine: Machine) -> Finding:
     if limit is None:
         return ok("files of any size")
     shape = known(machine.model).shape
-    largest = SEGMENT_BYTES if isinstance(shape, Missing) else max(SEGMENT_BYTES, *base_parts(machine, shape).values())
+    largest = (
+        SEGMENT_BYTES if isinstance(shape, Missing) else max(SEGMENT_BYTES, *cached_base_bytes(machine, shape).values())
+    )
     found = f"files up to {size(limit)}; the largest file of a run needs about {size(largest)}"
     return error(found, "ulimit -f unlimited") if limit < largest else ok(found)
 

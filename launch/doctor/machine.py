@@ -100,7 +100,7 @@ def on_card(machine: Machine) -> bool:
     return device == "cuda"
 
 
-def base_parts(machine: Machine, shape: ModelShape) -> dict[str, int]:
+def cached_base_bytes(machine: Machine, shape: ModelShape) -> dict[str, int]:
     """Bytes of what the cache keeps of the base, by the names in Model.cached. The dense base is a file of its own,
     but a base without codes that has the number type of the run is its own dense base."""
     model, parameters = machine.config.model, shape.linear + shape.rest

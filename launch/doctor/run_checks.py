@@ -5,7 +5,7 @@ from packaging.specifiers import SpecifierSet
 
 from launch.doctor.disk import Folder
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.machine import Machine, base_parts
+from launch.doctor.machine import Machine, cached_base_bytes
 from launch.doctor.model import weight_bytes
 from launch.plan.memory import size
 from launch.plan.shape import adapter_bytes, anchor_bytes
@@ -278,7 +278,9 @@ def base_cache(machine: Machine) -> Finding:
     model = known(machine.model)
     if isinstance(model.shape, Missing):
         return cache_folder(model.base_cache, weight_bytes(model), "model.cache_dir")
-    needed = sum(num_bytes for part, num_bytes in base_parts(machine, model.shape).items() if part not in model.cached)
+    needed = sum(
+        num_bytes for part, num_bytes in cached_base_bytes(machine, model.shape).items() if part not in model.cached
+    )
     return cache_folder(model.base_cache, needed, "model.cache_dir")
 
 

@@ -26,7 +26,7 @@ Machine = Literal["here", "ray"]
 """Where learner and actors run: on this machine, or where Ray has room."""
 HALF = 0.5
 ROUNDING = 1e-6
-NOTHING: Mapping[str, float] = MappingProxyType({})
+NONE_TAKEN: Mapping[str, float] = MappingProxyType({})
 REMEDY = "add nodes, or lower compute.learner_threads, compute.actor_threads, compute.actors or the shares in [ray]"
 
 
@@ -117,29 +117,30 @@ def hold_all(places: Sequence[Place], nodes: Sequence[Mapping[str, float]]) -> b
     if not actors:
         return any(fits(learner.resources, node) for node in nodes)
     actor = actors[0].resources
-    counts = [how_many(actor, node) for node in nodes]
+    counts = [processes_that_fit(actor, node) for node in nodes]
     changes = [
-        how_many(actor, node, learner.resources) - count
+        processes_that_fit(actor, node, learner.resources) - count
         for node, count in zip(nodes, counts, strict=True)
         if fits(learner.resources, node)
     ]
     return any(sum(counts) + change >= len(actors) for change in changes)
 
 
-def how_many(wanted: Mapping[str, float], found: Mapping[str, float], taken: Mapping[str, float] = NOTHING) -> int:
-    """How many processes fit on a node beside one other. Each asks for one CPU at least, and for a share of one card
-    at most. taken: by the other."""
-    by_cpus = times(wanted["CPU"], found.get("CPU", 0.0) - taken.get("CPU", 0.0))
+def processes_that_fit(
+    wanted: Mapping[str, float], found: Mapping[str, float], taken: Mapping[str, float] = NONE_TAKEN
+) -> int:
+    """On a node, beside one other process. Each asks for one CPU at least, and for a share of one card at most. taken:
+    by the other."""
+    by_cpus = copies_that_fit(wanted["CPU"], found.get("CPU", 0.0) - taken.get("CPU", 0.0))
     share, cards, one_taken = wanted.get("GPU", 0.0), int(found.get("GPU", 0.0)), taken.get("GPU", 0.0)
     if not share:
         return by_cpus
-    beside = times(share, 1.0 - one_taken) - times(share, 1.0) if one_taken else 0
-    return min(by_cpus, cards * times(share, 1.0) + beside)
+    beside = copies_that_fit(share, 1.0 - one_taken) - copies_that_fit(share, 1.0) if one_taken else 0
+    return min(by_cpus, cards * copies_that_fit(share, 1.0) + beside)
 
 
-def times(amount: float, found: float) -> int:
-    """How often the amount is there."""
-    return int((found + ROUNDING) / amount)
+def copies_that_fit(amount: float, room: float) -> int:
+    return int((room + ROUNDING) / amount)
 
 
 def fits(wanted: Mapping[str, float], found: Mapping[str, float]) -> bool:

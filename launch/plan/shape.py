@@ -16,7 +16,7 @@ from typing import Any, Literal
 from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig, in_hub_cache, weight_files
-from shared.config.processes import LARGE_VALUES
+from shared.config.processes import ONEDNN_VALUES
 from shared.embedded import EMBEDDED
 from shared.errors import ModelError
 from shared.model.linears import OWN_LAYERS, is_decoder_linear
@@ -78,9 +78,10 @@ class ModelShape:
     """Whether the layers are computed without their modules."""
 
     @property
-    def is_large(self) -> bool:
-        """Whether two matrices of a layer or more are for oneDNN in fp32 (shared/model/products.py)."""
-        return self.linear >= 2 * LARGE_VALUES * self.layers
+    def uses_onednn(self) -> bool:
+        """An estimate: whether a layer has the values of two weights that are for oneDNN in fp32 (`is_for_onednn` in
+        shared/model/products.py)."""
+        return self.linear >= 2 * ONEDNN_VALUES * self.layers
 
 
 def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "gguf", "hub"]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from learner.tasks.tasks import Task, digest_of
+from learner.tasks.tasks import Task, digest_of_tasks
 from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.model import ModelConfig, cache_root
 from shared.config.tree import RolloutConfig
@@ -154,7 +154,7 @@ def measured_with(
         template=tokenizer_digest,
         sampling=f"{samples} completions, temperature {rollout.temperature:g}, at most {rollout.max_new_tokens} tokens",
         verifier=in_words(verifier),
-        data=digest_of(tasks),
+        data=digest_of_tasks(tasks),
     )
 
 

@@ -27,7 +27,7 @@ import msgspec
 from learner.continual.anchor import Anchor
 from learner.durable.checkpoint import Checkpoint, UnsavedCheckpoint
 from learner.orders.plan import StepPlan
-from learner.tasks.tasks import TaskFacts
+from learner.tasks.tasks import TaskDigests
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
@@ -177,26 +177,27 @@ def version_file(version: int, newest: int) -> str:
     return ADAPTER if version == newest else f"policy-{version:06d}.safetensors"
 
 
-def note_tasks(run: RunDir, tasks: TaskFacts) -> None:
+def write_tasks(run: RunDir, tasks: TaskDigests) -> None:
     """Before anything is ordered, so that every later start can tell whether the data are the same."""
     write_whole(run.tasks, msgspec.json.format(msgspec.json.encode(tasks), indent=2))
 
 
-def refuse_other_tasks(run: RunDir, tasks: TaskFacts) -> None:
-    """DataError if the run began with others."""
-    changes = read_tasks(run).changes(tasks)
-    if changes:
+def refuse_other_tasks(run: RunDir, tasks: TaskDigests) -> None:
+    """DataError if the run began with others. For `resume` and `replay`."""
+    difference = read_tasks(run).difference_in_words(tasks)
+    if difference:
         raise DataError(
-            f"{run.path} began with {changes}: its data or the model's chat template have changed; put them back, or"
-            f" begin a new run, from this one's adapter with lora.start_from = '{run.path}' if you like."
+            f"{run.path} began with {difference}: its data, or the model's tokenizer or chat template, have changed;"
+            " put them back, or begin a new run, from this one's adapter if you like (lora.start_from ="
+            f" '{run.path}')."
         )
 
 
-def read_tasks(run: RunDir) -> TaskFacts:
+def read_tasks(run: RunDir) -> TaskDigests:
     try:
-        return msgspec.json.decode(run.tasks.read_bytes(), type=TaskFacts)
+        return msgspec.json.decode(run.tasks.read_bytes(), type=TaskDigests)
     except (OSError, ValueError) as error:
         raise DamageError(
-            f"{run.tasks} cannot be read ({error}), so nobody knows whether the data are those that the run began with;"
+            f"{run.tasks} cannot be read ({error}), so it is unknown whether the data are still the same;"
             f" restore it from a copy, or begin a new run with lora.start_from = '{run.path}'."
         ) from error

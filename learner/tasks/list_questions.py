@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from learner.tasks.word_problems import Split, distinct
+from learner.tasks.word_problems import Split, draw_distinct
 
 SMALLEST, LARGEST = 10, 99
 LENGTHS = (3, 6)
@@ -43,7 +43,7 @@ class ListQuestion:
 def list_questions(split: Split, count: int, seed: int) -> list[ListQuestion]:
     """`count` distinct questions of one split, the kinds in rotation; the same arguments give the same list."""
     rng, kinds = random.Random(seed), tuple(KINDS)
-    return distinct(count, split, lambda number: draw(rng, kinds[number % len(kinds)]))
+    return draw_distinct(count, split, lambda number: draw(rng, kinds[number % len(kinds)]))
 
 
 def draw(rng: random.Random, kind: str) -> ListQuestion:

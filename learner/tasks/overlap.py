@@ -7,10 +7,10 @@ Everything else separates words, and so does a hyphen or a dash in a sentence.
     leaked       a held-out question with the same words as a training question
     near         a held-out question that shares at least 80 % of its n-grams (8 words) with one training question
 
-The time grows linearly with the number of words: an index has, for each n-gram, the first few training questions that
-contain it, and each n-gram of a held-out question is looked up once. So a phrase that many questions share does not
-count as a leak by itself. The index has hashes of n-grams in sorted arrays, 12 bytes for each. Left out on purpose:
-meaning; a question in other words is not found.
+The time grows linearly with the number of words: an index has each n-gram with the training questions that contain it,
+and each n-gram of a held-out question is looked up once; the first few of these questions count. So a phrase that many
+questions share does not count as a leak by itself. The index has hashes of n-grams in sorted arrays, 12 bytes for each.
+Left out on purpose: meaning; a question in other words is not found.
 """
 
 import re

@@ -8,11 +8,11 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. Reward functions get each column with the name and value that it has in the data, from the
-column `unconverted`; one whose name is empty or too long for the wire is only there. If the answer column has a whole
-solution, the gold answer is what follows `####` or is in the last box. GSM8K has no levels, so the number of calculator
-notes in a solution is its level. There are three parts: training rows, held-out rows to evaluate on during the run
-(tasks.py), and the test set, which training never reads.
+columns keep their names. Reward functions get each column with the name and value that it has in the data: what was
+changed for the others is in the column `unconverted`, and a column whose name is empty or too long for the wire is only
+there. If the answer column has a whole solution, the gold answer is what follows `####` or is in the last box. GSM8K
+has no levels, so the number of calculator notes in a solution is its level. There are three parts: training rows,
+held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
@@ -33,7 +33,7 @@ from shared.gold_answer import MARKER, boxes
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED = ("embedded", "numbers", "calculations", "guessing")
 CALCULATOR = re.compile(r"<<[^<>]*>>")
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Columns = dict[str, str]
 
 
@@ -208,8 +208,8 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 
 def as_text(value: object) -> str:
-    """The same in each process: without the address in memory that the text of a picture, say, has."""
-    return value if isinstance(value, str) else ADDRESS.sub("", str(value))
+    """The same in each process: Python writes an object's address in memory into the text of some, such as pictures."""
+    return value if isinstance(value, str) else MEMORY_ADDRESS.sub("", str(value))
 
 
 def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:

@@ -57,17 +57,18 @@ class TaskSet:
     answers: tuple[np.ndarray, ...] = ()
     """[T] int32 each: what a warm start learns of the training tasks, in their order."""
 
-    def facts(self) -> "TaskFacts":
-        return TaskFacts(
+    def digests(self) -> "TaskDigests":
+        return TaskDigests(
             train=len(self.train),
-            train_sha256=digest_of(self.train, self.answers),
+            train_sha256=digest_of_tasks(self.train, self.answers),
             held_out=len(self.held_out),
-            held_out_sha256=digest_of(self.held_out),
+            held_out_sha256=digest_of_tasks(self.held_out),
         )
 
 
-class TaskFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What tells the tasks of one run from those of another. Where they are stored does not count."""
+class TaskDigests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Number and digest of the tasks of a run, to tell whether they are the same. It does not count where they are
+    stored."""
 
     train: int
     """Number of training tasks."""
@@ -76,10 +77,10 @@ class TaskFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     held_out: int
     """Number of held-out tasks."""
     held_out_sha256: str
-    """Of those."""
+    """Over their prompts and columns in order."""
 
-    def changes(self, now: "TaskFacts") -> str:
-        """Which tasks are others now, in words; empty if all are the same."""
+    def difference_in_words(self, now: "TaskDigests") -> str:
+        """Which tasks differ from these; empty if all are the same."""
         parts = (
             ("training", self.train, self.train_sha256, now.train, now.train_sha256),
             ("held-out", self.held_out, self.held_out_sha256, now.held_out, now.held_out_sha256),
@@ -91,7 +92,7 @@ class TaskFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
 
 
-def digest_of(tasks: Sequence[Task], answers: Sequence[np.ndarray] = ()) -> str:
+def digest_of_tasks(tasks: Sequence[Task], answers: Sequence[np.ndarray] = ()) -> str:
     """sha256 over prompts, columns and answers, in order."""
     found = hashlib.sha256()
     for task in tasks:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from learner.tasks.word_problems import HEROES, Split, distinct, split_of
+from learner.tasks.word_problems import HEROES, Split, draw_distinct, split_of
 
 LARGEST_SECRET = 31
 """Five guesses find every number up to here if each halves what is left."""
@@ -54,7 +54,7 @@ class Game:
 def calculations(split: Split, count: int, seed: int) -> list[Calculation]:
     """`count` distinct questions of one split, the kinds in rotation; the same arguments give the same list."""
     rng = random.Random(seed)
-    return distinct(count, split, lambda number: draw_calculation(rng, OPS[number % len(OPS)]))
+    return draw_distinct(count, split, lambda number: draw_calculation(rng, OPS[number % len(OPS)]))
 
 
 def draw_calculation(rng: random.Random, op: Op) -> Calculation:

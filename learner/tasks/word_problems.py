@@ -146,12 +146,12 @@ LEVELS = (1, 2, 3)
 LARGEST = 99
 _LARGEST_OPERAND = 20
 MAX_MISSES = 500
-"""Draws in a row that were drawn before: then there is little left."""
+"""After so many repeated draws one after the other, hardly any new question is left."""
 _HELD_OUT_ONE_IN = 8
-Asked = TypeVar("Asked", bound="HasQuestion")
+QuestionT = TypeVar("QuestionT", bound="Question")
 
 
-class HasQuestion(Protocol):
+class Question(Protocol):
     @property
     def question(self) -> str: ...
 
@@ -212,13 +212,13 @@ class Step:
 def problems(split: Split, count: int, seed: int, levels: tuple[int, ...]) -> list[Problem]:
     """`count` distinct problems of one split, the levels in rotation; the same arguments give the same list."""
     rng = random.Random(seed)
-    plots = distinct(count, split, lambda number: draw_plot(rng, levels[number % len(levels)], split))
+    plots = draw_distinct(count, split, lambda number: draw_plot(rng, levels[number % len(levels)], split))
     return [to_problem(plot) for plot in plots]
 
 
-def distinct(count: int, split: Split, draw: Callable[[int], Asked]) -> list[Asked]:
+def draw_distinct(count: int, split: Split, draw: Callable[[int], QuestionT]) -> list[QuestionT]:
     """`count` different questions of one split; DataError if there are fewer. draw: gets how many there are already."""
-    found: dict[str, Asked] = {}
+    found: dict[str, QuestionT] = {}
     misses = 0
     while len(found) < count:
         drawn = draw(len(found))

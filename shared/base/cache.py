@@ -197,7 +197,7 @@ def fetch_from_hub(model: ModelConfig) -> Path:
 @contextmanager
 def hub_errors(named: str, what: str) -> Iterator[None]:
     """Turns what the hub's library raises into one sentence. named: the key and its value. what: `a model`."""
-    # HTTPError is that of the library beneath, which may change: a connection that breaks is no OSError.
+    # HTTPError comes from the hub library's own HTTP library. A connection that breaks raises it; it is no OSError.
     from huggingface_hub.errors import (
         HFValidationError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]

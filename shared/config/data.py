@@ -15,7 +15,8 @@ VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
 RewardForm = Literal["auto", "text", "messages"]
 MAX_WORKERS = 64
 UNCONVERTED = "unconverted"
-"""Column of a task, one JSON object: what its row has under another name, not as text, or whole. For functions."""
+"""Column of a task: one JSON object with the values of its row that the other columns have under another name, as text
+instead of their own type, or cut. Reward functions, environments and agents get them back."""
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):

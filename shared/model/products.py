@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
-from shared.config.processes import LARGE_VALUES
+from shared.config.processes import ONEDNN_VALUES
 
 SHORT = 256
 """Up to this number of rows, `weight_product` has the weight on the left. With more, arithmetic takes the time."""
@@ -52,10 +52,12 @@ def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 def is_for_onednn(weight: torch.Tensor) -> bool:
     """Whether oneDNN multiplies few rows by this weight in fp32, and not MKL.
 
-    It does so for large weights on processors without AVX-512, and with compute.blas = "portable" on all: on an AMD of
-    the first generation, 8 rows take five sixths of MKL's time, and two thirds with packed weights. With smaller
-    weights it is not faster unless they are packed. Their bits differ, so no measured time decides this."""
-    large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= LARGE_VALUES
+    It does so for large weights where PyTorch computes with AVX2: on processors that have no AVX-512, and with
+    compute.blas = "portable". On an AMD of the first generation, 8 rows take five sixths of MKL's time, and two thirds
+    with packed weights. With smaller weights it is not faster unless they are packed. The bits of the two libraries
+    differ, so no measured time decides this. For the plan, `gains_by_packing` (shared/process/processor.py) says the
+    same without torch."""
+    large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= ONEDNN_VALUES
     return large and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
@@ -100,8 +102,8 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
     """[n, k], [m, k] -> [n, m] fp32; from bf16 factors on a CPU, the IN_FP32 largest values of a row are computed in
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
-    rounded: computes the product in another way, which may round bf16 factors more and with fp32 factors is the result;
-    None for `weight_product`.
+    rounded: computes the product in another way; None for `weight_product`. From bf16 factors it may round more; from
+    fp32 factors on a CPU, what it returns is the result.
 
     Takes a third of the time of widening, which is half a token step at a vocabulary of 150,000."""
     if x.dtype == torch.float32 or not x.is_cpu:

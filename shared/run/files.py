@@ -62,7 +62,7 @@ def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refuse_kernels_folder(error, path, place)
+        refuse_if_it_takes_no_files(error, path, place)
         remedy = REMEDIES.get(error.errno or 0)
         if remedy is None:
             raise
@@ -70,8 +70,8 @@ def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
         raise RunDirError(f"{path} cannot be used ({error.strerror}); {remedy}.") from error
 
 
-def refuse_kernels_folder(error: OSError, path: Path, place: str) -> None:
-    """Such as /proc, which has no blocks and says of a new name that it does not exist. path: what was to be made."""
+def refuse_if_it_takes_no_files(error: OSError, path: Path, place: str) -> None:
+    """For one such as /proc, which has no blocks and says of a new name that it does not exist. path: the new name."""
     folder = path.parent
     if error.errno == errno.ENOENT and folder.is_dir() and os.statvfs(folder).f_blocks == 0:
         why = f"the file system of {folder} takes no files"
@@ -90,7 +90,7 @@ def make_level(path: Path, mode: int, place: str) -> None:
     try:
         disk.make(path, mode)
     except FileNotFoundError as error:
-        refuse_kernels_folder(error, path, place)
+        refuse_if_it_takes_no_files(error, path, place)
         raise
     except FileExistsError:
         if not path.is_dir():

@@ -202,7 +202,7 @@ class RunDir:
 
     @property
     def tasks(self) -> Path:
-        """What the learner trains on, for a later start of the run to compare."""
+        """Number and digest of training and held-out tasks, for a later start of the run to compare."""
         return self.path / "tasks.json"
 
     @property

@@ -119,8 +119,8 @@ class RowProduct:
         not packed."""
         self.dense, self.coded, self.right_rows = dense, coded, right_rows
         self.packed: torch.Tensor | None = None
-        self.by_onednn = is_for_onednn(dense)
-        """Whether more than one row is multiplied with oneDNN also while the weight is not packed."""
+        self.uses_onednn = is_for_onednn(dense)
+        """Whether oneDNN also multiplies while the weight is not packed, if there is more than one row."""
         self.reads_columns = False
         """Whether the rows may lie in memory column by column; else they are copied."""
 
@@ -132,13 +132,13 @@ class RowProduct:
             if self.reads_columns:
                 return weight_product(x, self.dense, bias)
             x = x.contiguous()
-        if (weight := self.for_onednn(len(x))) is not None:
+        if (weight := self.onednn_weight(len(x))) is not None:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
-    def for_onednn(self, rows: int) -> torch.Tensor | None:
+    def onednn_weight(self, rows: int) -> torch.Tensor | None:
         """The weight, if oneDNN's own function multiplies so many rows by it."""
-        if not self.by_onednn:
+        if not self.uses_onednn:
             return self.packed
         if rows == 1:
             return None
@@ -236,7 +236,7 @@ class Packing:
         """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
 
         thin: of the adapter. rows: of the order's steps."""
-        in_fp32 = [product for product in products if product.by_onednn]
+        in_fp32 = [product for product in products if product.uses_onednn]
         packs = self.share > 0.0 and tokens >= PACKED_TOKENS
         if not (packs if in_fp32 else use_bf16_units(products)):
             return
@@ -314,7 +314,7 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     """By the times of products with some weights of one shape."""
     plain, right, packed = ([RowProduct(weight) for weight in weights] for _ in range(3))
     in_bf16 = use_bf16_units(plain)
-    if not (in_bf16 or any(product.by_onednn for product in plain)):
+    if not (in_bf16 or any(product.uses_onednn for product in plain)):
         return FasterKinds(packed=False, right=False)
     x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0].dtype)
     for product in right:

@@ -16,7 +16,7 @@ from actor.engines.token_step.packed import (
     faster_kinds,
     packed_has_same_bits,
 )
-from shared.config.processes import LARGE_VALUES, PACKED_TOKENS
+from shared.config.processes import ONEDNN_VALUES, PACKED_TOKENS
 from shared.model.products import is_for_onednn, product_of_largest
 from shared.process.determinism import cpu_environment
 
@@ -72,9 +72,9 @@ def test_one_row_is_multiplied_by_the_weight_as_it_is() -> None:
 
 @avx2_only
 def test_only_large_weights_in_fp32_are_for_onednn() -> None:
-    large = torch.empty(1, 1).expand(1, LARGE_VALUES)
+    large = torch.empty(1, 1).expand(1, ONEDNN_VALUES)
     assert is_for_onednn(large) and not is_for_onednn(large[:, 1:])
-    assert not is_for_onednn(large.bfloat16()) and not is_for_onednn(torch.empty(1, LARGE_VALUES, device="meta"))
+    assert not is_for_onednn(large.bfloat16()) and not is_for_onednn(torch.empty(1, ONEDNN_VALUES, device="meta"))
 
 
 @avx2_only
@@ -91,7 +91,7 @@ def test_as_much_is_packed_as_is_allowed_and_nothing_small() -> None:
 def test_bits_are_compared_in_fp32() -> None:
     product = RowProduct(drawn(OUT, IN))
     one = product.stand_in()
-    assert one.dense.dtype == torch.float32 and one.by_onednn and packed_has_same_bits(product)
+    assert one.dense.dtype == torch.float32 and one.uses_onednn and packed_has_same_bits(product)
 
 
 @avx2_only

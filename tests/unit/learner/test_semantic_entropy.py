@@ -18,7 +18,7 @@ from learner.curriculum.semantic_entropy import (
     read_entropies,
     remove_part,
 )
-from learner.tasks.tasks import Task, digest_of
+from learner.tasks.tasks import Task, digest_of_tasks
 from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config, RolloutConfig
@@ -128,7 +128,7 @@ def test_a_cache_that_is_not_there_or_none_is_refused_in_words(tmp_path: Path) -
 
 def test_the_data_s_digest_sees_prompts_columns_and_order() -> None:
     other = [Task(prompt_ids=task.prompt_ids, columns=task.columns | {"answer": "x"}) for task in TASKS]
-    digests = {digest_of(tasks) for tasks in (TASKS, TASKS[::-1], TASKS[:2], other)}
+    digests = {digest_of_tasks(tasks) for tasks in (TASKS, TASKS[::-1], TASKS[:2], other)}
     assert len(digests) == 4
 
 

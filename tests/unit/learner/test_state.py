@@ -13,7 +13,7 @@ import pytest
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.recorder import RecordedOrders
-from learner.durable.state import Best, LearnerState, RunTotals, note_tasks, refuse_other_tasks
+from learner.durable.state import Best, LearnerState, RunTotals, refuse_other_tasks, write_tasks
 from learner.objective.batch import StepBatch
 from learner.orders.plan import StepPlan
 from learner.quarantine.guard import Guard
@@ -140,9 +140,9 @@ def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], 
         "state.json",
     }
     assert files["adapter_model.safetensors"] == adapter_bytes(saved.policy.adapter)
-    facts = json.loads(files["state.json"])
-    assert facts["adapter_sha256"] == saved.state.publisher.versions[1].sha256
-    assert (facts["step"], facts["versions"], facts["wall_s"]) == (1, [0, 1], 3.0)
+    digests = json.loads(files["state.json"])
+    assert digests["adapter_sha256"] == saved.state.publisher.versions[1].sha256
+    assert (digests["step"], digests["versions"], digests["wall_s"]) == (1, [0, 1], 3.0)
     assert json.loads(files["adapter_config.json"])["r"] == RANK
 
 
@@ -157,8 +157,8 @@ def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Ca
     saved, other = learner(), learner()
     saved.step(0)
     checkpoint = saved.state.to_save(1, RunTotals()).copied()
-    facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
-    foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
+    digests = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
+    foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(digests).encode()})
     before = adapter_bytes(other.policy.adapter)
     with pytest.raises(DamageError, match=r"step 1 belongs to another base model \(ffffffffffff, here [0-9a-f]{12}\)"):
         other.state.load(foreign)
@@ -182,9 +182,9 @@ def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Lea
     saved = learner()
     saved.step(0)
     checkpoint = saved.state.to_save(1, RunTotals()).copied()
-    facts = json.loads(checkpoint.files["state.json"])
-    del facts[lost]
-    bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
+    digests = json.loads(checkpoint.files["state.json"])
+    del digests[lost]
+    bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(digests).encode()})
     with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; .*version of Tandem"):
         learner().state.load(bare)
 
@@ -221,12 +221,12 @@ def changed(tasks: TaskSet) -> TaskSet:
 
 def test_a_run_goes_on_with_the_tasks_that_it_began_with_wherever_it_is(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    note_tasks(run, task_set().facts())
-    refuse_other_tasks(run, task_set().facts())
+    write_tasks(run, task_set().digests())
+    refuse_other_tasks(run, task_set().digests())
     moved = tmp_path / "moved"
     moved.mkdir()
     (tmp_path / "tasks.json").rename(moved / "tasks.json")
-    refuse_other_tasks(RunDir(moved), replace(task_set(), dropped={}).facts())
+    refuse_other_tasks(RunDir(moved), replace(task_set(), dropped={}).digests())
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_a_run_goes_on_with_the_tasks_that_it_began_with_wherever_it_is(tmp_path
     ],
 )
 def test_other_tasks_are_refused_in_one_sentence(now: TaskSet, words: str, tmp_path: Path) -> None:
-    note_tasks(RunDir(tmp_path), task_set().facts())
+    write_tasks(RunDir(tmp_path), task_set().digests())
     with pytest.raises(DataError, match=rf" began with {words}.*put them back, or begin a new run") as caught:
-        refuse_other_tasks(RunDir(tmp_path), now.facts())
+        refuse_other_tasks(RunDir(tmp_path), now.digests())
     assert "\n" not in str(caught.value)
 
 
@@ -252,12 +252,12 @@ def test_a_run_that_does_not_say_what_its_tasks_were_is_refused(written: bytes |
     if written is not None:
         (tmp_path / "tasks.json").write_bytes(written)
     with pytest.raises(DamageError, match=r"tasks\.json cannot be read .*; restore it from a copy, or begin a new run"):
-        refuse_other_tasks(RunDir(tmp_path), task_set().facts())
+        refuse_other_tasks(RunDir(tmp_path), task_set().digests())
 
 
 def test_the_digest_of_many_tasks_takes_a_moment() -> None:
     tasks = task_set(2000)
     many = replace(tasks, train=tasks.train * 50)
     start = time.process_time()
-    assert many.facts().train == 100_000
+    assert many.digests().train == 100_000
     assert time.process_time() - start < 5.0
