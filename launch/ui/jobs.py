@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shared.errors import UserError
+from shared.process.children import how_it_ended
 from shared.process.parent_death import PARENT_PID
 
 Kind = Literal["plan", "eval", "chat", "run"]
@@ -57,6 +58,7 @@ class Job:
         self.output = tempfile.TemporaryFile()  # noqa: SIM115, closed by `forget`
         self.started = time.monotonic()
         self.ended: float | None = None
+        self.was_told_to_end = False
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", *command.module],
             cwd=here,
@@ -89,6 +91,7 @@ class Job:
     def end(self) -> None:
         """As its button does."""
         if self.ended is None:
+            self.was_told_to_end = True
             with suppress(ProcessLookupError):
                 if self.command.kind == "run":
                     os.kill(self.process.pid, signal.SIGTERM)
@@ -103,6 +106,7 @@ class Job:
             "command": self.command.shown,
             "running": self.ended is None,
             "code": None if self.ended is None else self.process.returncode,
+            "cause": "" if self.ended is None or self.was_told_to_end else signal_sentence(self.process.returncode),
             "seconds": (self.ended or time.monotonic()) - self.started,
         }
 
@@ -122,6 +126,14 @@ class Job:
         if len(data) == MOST_BYTES:
             return lines or data
         return data if to_the_end else lines
+
+
+def signal_sentence(code: int) -> str:
+    """Of a process that a signal ended, and what to do; empty if it ended by itself."""
+    if code >= 0:
+        return ""
+    full = "probably because memory ran out: end other programs, then " if code == -signal.SIGKILL else ""
+    return f"The process {how_it_ended(code)}, {full}start it again."
 
 
 class Jobs:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from launch.ui.control import learner_of
+from launch.ui.jobs import signal_sentence
 from shared.run.reader import Run
 from tests.browser.conftest import Visit, visit_to
 from tests.support.runs import ROOT, wait_until
@@ -138,7 +139,7 @@ def steer(visit: Visit, run: Path) -> None:
     visit.says(".job code", f"eval {run} --checkpoint latest --problems 4 --samples 2")
     visit.says(".job .pill", "done")
     visit.says(".said", "evaluated 4 of 4 tasks")
-    visit.says(".evaluation h2", f"after {done} updates, 4 tasks")
+    visit.says(".evaluation h2", f"after {done} steps, 4 tasks")
     visit.says(".evaluation summary", "pass@")
 
     chat(visit, done)
@@ -209,6 +210,12 @@ def test_a_question_that_is_refused_stays_in_its_box_and_a_crash_is_told(browser
     visit.says(".talk .problem", "ValueError: it broke")
     visit.says(".bar [role=status]", "ended")
     visit.errors.clear()  # Chromium reports each answer that says what is wrong.
+
+    told |= {"text": '{"names": ["base", "step 4"]}\n', "running": True, "code": None}
+    page.reload()
+    page.locator("fieldset.ask:not([disabled])").wait_for()
+    told |= {"running": False, "code": -signal.SIGKILL, "cause": signal_sentence(-signal.SIGKILL)}
+    visit.says(".talk .problem", "was ended by SIGKILL, probably because memory ran out")
     page.context.close()
     visit.check()
 

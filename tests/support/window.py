@@ -102,3 +102,6 @@ def window(folder: Path, *, control: bool = False) -> Iterator[Window]:
             server.should_exit = True
             thread.join(WAIT_S)
             assert not thread.is_alive()
+            for job in allowed.jobs.known.values() if allowed else ():
+                job.waiting.join(WAIT_S)
+                job.output.close()

@@ -137,7 +137,8 @@ class Chat {
 
   ended(told) {
     const saidWhy = this.talk.lastChild?.matches(".problem");
-    if (told?.code > 0 && !saidWhy) this.wrong(this.other || "It has failed and said nothing.");
+    if (told?.cause) this.wrong(told.cause);
+    else if (told?.code > 0 && !saidWhy) this.wrong(this.other || "It has failed and said nothing.");
     this.box.disabled = true;
     this.form.hidden = false;
     this.going.hidden = true;

@@ -96,7 +96,7 @@ function nothing() {
 function article(found) {
   const ways = Object.entries(WAYS).filter(([key]) => found[key]);
   const { label, version, n, source, wall_s } = found;
-  const about = `after ${version} updates, ${n} tasks of ${source || "the run"}, ${clock(wall_s)}`;
+  const about = `after ${version} steps, ${n} tasks of ${source || "the run"}, ${clock(wall_s)}`;
   return h(
     "article",
     { class: "evaluation" },

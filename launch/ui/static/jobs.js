@@ -64,6 +64,7 @@ export async function show(place, { job, kind, command }) {
   stop.remove();
   far.remove();
   put(state, pill(...ending(told.code)), ` after ${clock(told.seconds)}`);
+  if (told.cause) shown.append(h("p", { class: "problem", role: "alert" }, told.cause));
   return told;
 }
 

@@ -1,5 +1,7 @@
 """What a page with `--control` may be asked to do: only what it is for, with checked values, and never without it."""
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -249,6 +251,17 @@ def test_a_helper_is_killed_with_what_it_has_started(jobs: Jobs) -> None:
     job.end()
     assert ended(job)["code"] == -9
     wait_until(lambda: not alive(child))
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "memory ran out"), (signal.SIGSEGV, "start it again")])
+def test_a_process_that_a_signal_ended_names_it_and_says_what_to_do(jobs: Jobs, number: int, said: str) -> None:
+    job = jobs.start(command("chat", "sleeper"))
+    os.kill(job.process.pid, number)
+    cause = ended(job)["cause"]
+    assert signal.Signals(number).name in cause and said in cause
+    other = jobs.start(command("chat", "sleeper"))
+    other.end()
+    assert ended(other)["cause"] == "", "the button did it"
 
 
 def test_a_run_is_asked_to_stop(jobs: Jobs) -> None:
