@@ -1,5 +1,8 @@
 """Time and memory of a step with a real model on a CPU: TRL's GRPOTrainer in fp32 and in bf16, and Tandem in bf16.
 
+A processor without instructions for bf16 emulates them, some minutes a step: there both compute in fp32
+(`--trl trl_fp32 --dtype fp32`).
+
 Each run makes a few steps of P prompts x G completions from the same model, with the same prompts, LoRA, optimizer
 and reward. The rounds of each P run all sides one after the other, every second round in reverse order, so that a slow
 hour falls on all of them. The first step of a run warms up and does not count. Step times and memory are compared round
@@ -12,7 +15,7 @@ settings are its fastest on a CPU (trl_grpo.py). Memory is the largest proportio
 page that several share counts once. The NF4 base and its dense copy are made before the first run.
 
     python -m benchmarks.race_half_billion MODEL_FOLDER --trl-python PYTHON [--prompts 1 4] [--rounds 3] [--steps 4]
-        [--trl trl_bf16]
+        [--trl trl_bf16] [--dtype bf16]
 """
 
 import argparse
@@ -36,6 +39,7 @@ from launch.presets.load import load_config
 from learner.tasks.tasks import load_rows
 from shared.base.cache import cached_base, dense_base
 from shared.base.interleaved import interleaved_base
+from shared.base.load import DTYPES
 from shared.config.data import TasksConfig
 from shared.config.tree import Config
 from shared.model.nf4 import WEIGHTS
@@ -66,20 +70,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trl", nargs="+", choices=TRL_SIDES, default=list(TRL_SIDES), help="the sides of TRL")
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of Tandem")
     parser.add_argument("--set", action="append", default=[], help="one more key for Tandem, as in `run`")
     parser.add_argument("--name", default="race_half_billion", help="of the result file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         write_endless(args.model, work / "model")
-        base_mb = prepared_mb(configured(1, args, work))
+        base_mb = prepared_mb(configured(1, args, work), DTYPES[args.dtype])
         runs = [run for prompts in args.prompts for run in race(prompts, args, work)]
     figures = {
         str(prompts): summary([r for r in runs if r["prompts"] == prompts], args.trl, base_mb)
         for prompts in args.prompts
     }
     print(json.dumps(figures, indent=2))
-    about = {"model": args.model.name, "weights": args.weights, "base_in_bf16_mb": base_mb, "threads": args.threads}
+    about = {
+        "model": args.model.name,
+        "weights": args.weights,
+        f"base_in_{args.dtype}_mb": base_mb,
+        "threads": args.threads,
+    }
     print(write_result(args.name, about | {"prompts": figures, "runs": runs}))
 
 
@@ -112,11 +122,11 @@ def unused_token(model: Path) -> tuple[str, int]:
     return max(free.items(), key=lambda entry: entry[1])
 
 
-def prepared_mb(config: Config) -> int:
+def prepared_mb(config: Config, dtype: torch.dtype) -> int:
     """Makes the base in all its forms; the size of the dense one."""
     base = cached_base(config.model)
     interleaved_base(base)
-    dense = dense_base(base, torch.bfloat16)
+    dense = dense_base(base, dtype)
     return round((dense.folder / WEIGHTS).stat().st_size / 2**20)
 
 
@@ -147,7 +157,7 @@ def overrides(prompts: int, args: argparse.Namespace, work: Path) -> list[str]:
         "batch.token_budget": GROUP * args.tokens + PROMPT_TOKENS,
         "optimizer.warmup_steps": 0,
         "optimizer.schedule": "constant",
-        "compute.dtype": "bf16",
+        "compute.dtype": args.dtype,
         "compute.learner_threads": args.threads,
         "compute.actor_threads": args.threads,
         "eval.problems": 0,
