@@ -14,7 +14,9 @@ WATCHED = Watched(code=0, wall_s=60.0, pss_mb=2000.4, rss_mb=3000.4)
 
 
 def arguments(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"trl_python": "python", "steps": 3, "tokens": 64, "threads": 2, "dtype": "bf16", "set": []} | given)
+    return argparse.Namespace(
+        **{"trl_python": "python", "steps": 3, "tokens": 64, "threads": 2, "dtype": "bf16", "set": []} | given
+    )
 
 
 def test_both_sides_get_the_same_sizes_lora_and_optimizer(tmp_path: Path) -> None:
