@@ -15,7 +15,7 @@ from types import FrameType
 
 import torch
 
-from learner.durable.checkpoint import CheckpointStore, packed_checkpoint
+from learner.durable.checkpoint import Checkpoint, CheckpointStore, packed_checkpoint
 from learner.durable.find_adapter import adapters_of
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
@@ -37,9 +37,8 @@ from learner.reports.rollout_log import Words, answers_of
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
-from learner.update.placement.placement import ALONE
 from learner.update.placement.ranks import RankGroup, meeting
-from learner.wiring import Model, build_audit, build_learner, load_model, placement_on
+from learner.wiring import Learner, Model, build_audit, build_learner, load_model, placement_on
 from protocol.access.key_list import revoke
 from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
@@ -178,53 +177,66 @@ class Session:
         lease: WakingLease,
         ranks: RankGroup | None,
     ) -> None:
-        config = model.config
         self.run = run
-        self.ranks = ranks
         self.model = model
         self.stop = stop
         self.trace = trace
-        self.lease, residency = lease, lease.residency
+        self.lease = lease
+        self.ranks = ranks
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
-        if checkpoint or journal.next_record:
-            refuse_other_tasks(run, model.tasks.digests())
-        else:
-            write_tasks(run, model.tasks.digests())
-        recorder = JournalRecorder(journal, self.first_step, Admission.of(config.verifier, config.reward))
-        recorder.note_ranks(config.compute.ranks)
-        self.dispatcher = Dispatcher(
-            port,
-            recorder,
-            model.expected(),
-            welcome(run.read_info().run_id, config.link),
-            model.order_check(),
-            late_s=config.link.late_s,
-            stop=stop,
-        )
-        keep = partial(write_batch, run.quarantine)
+        check_tasks(run, model, begins=not checkpoint and not journal.next_record)
+        recorder = recorder_of(journal, model.config, self.first_step)
+        self.dispatcher = self.dispatcher_on(port, recorder)
         self.orders = AuditedOrders(self.dispatcher, recorder.void, partial(revoke_key, run))
-        self.filler, notes, placement = training_filler(model, self.orders, recorder), recorder, ALONE
-        recheck = self.orders.recheck
-        if ranks:
-            ranks.from_first(packed_checkpoint(checkpoint))
-            self.filler = notes = FirstRank(ranks, self.filler, recorder)
-            placement = placement_on(ranks, model.policy, config.compute.parallel)
-            # The others have used its orders already.
-            recheck = nobody_lied
-        self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
+        self.learner = self.learner_at_step_0(recorder, checkpoint)
         self.orders.audit = build_audit(model, run, lease, self.orders, self.learner.update.gate)
         self.state = self.learner.state
-        adapter_bytes = sum(map(len, adapter_parts(model.policy.adapter)))
-        anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
-        refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
+        self.refuse_if_disk_is_short()
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
-        compaction = Compaction(config.journal, store, recorder)
-        base, best = BaseChecksum(residency.sums), self.totals.best
-        self.meter = open_meter(cards_of(config.compute, model.policy.device))
-        actors, words, unread = self.dispatcher.peers.report, words_of(model), self.meter.unread
-        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words, best, unread, actors)
-        residency.sleep()
+        self.meter = open_meter(cards_of(model.config.compute, model.policy.device))
+        self.files = self.files_in(store, recorder)
+        lease.residency.sleep()
+
+    def dispatcher_on(self, port: LearnerPort, recorder: JournalRecorder) -> Dispatcher:
+        model, link = self.model, self.model.config.link
+        greeting = welcome(self.run.read_info().run_id, link)
+        return Dispatcher(
+            port, recorder, model.expected(), greeting, model.order_check(), late_s=link.late_s, stop=self.stop
+        )
+
+    def learner_at_step_0(self, recorder: JournalRecorder, checkpoint: Checkpoint | None) -> Learner:
+        """Where there are several ranks, the one of rank 0; the others get the checkpoint from here."""
+        model, ranks = self.model, self.ranks
+        build = partial(build_learner, model, keep=partial(write_batch, self.run.quarantine), trace=self.trace)
+        filler = training_filler(model, self.orders, recorder)
+        if not ranks:
+            return build(filler, notes=recorder, recheck=self.orders.recheck)
+        ranks.from_first(packed_checkpoint(checkpoint))
+        first = FirstRank(ranks, filler, recorder)
+        placement = placement_on(ranks, model.policy, model.config.compute.parallel)
+        # The others have used its orders already, so none can be taken back.
+        return build(first, notes=first, recheck=nobody_lied, placement=placement)
+
+    def refuse_if_disk_is_short(self) -> None:
+        adapter_bytes = sum(map(len, adapter_parts(self.model.policy.adapter)))
+        anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
+        refuse_if_short(self.run, bytes_needed(self.model.config, adapter_bytes, self.first_step, anchor_bytes))
+
+    def files_in(self, store: CheckpointStore, recorder: JournalRecorder) -> RunFiles:
+        config = self.model.config
+        return RunFiles(
+            self.run,
+            config.log,
+            self.state,
+            store,
+            Compaction(config.journal, store, recorder),
+            BaseChecksum(self.lease.residency.sums),
+            words_of(self.model),
+            self.totals.best,
+            self.meter.unread,
+            self.dispatcher.peers.report,
+        )
 
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
@@ -292,12 +304,27 @@ class Session:
     def reopen(self) -> None:
         """Publish the versions that pending orders name, and have those orders filled."""
         for version in sorted(self.state.publisher.versions):
-            self.filler.publish(self.state.publisher.versions[version].message, oldest_needed=0)
+            self.learner.filler.publish(self.state.publisher.versions[version].message, oldest_needed=0)
         if self.ranks:
             # Actors are served once there is a policy for them.
             self.ranks.meanwhile = self.dispatcher.pump
         self.state.plan.submit_pending()
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
+
+
+def check_tasks(run: RunDir, model: Model, *, begins: bool) -> None:
+    """They are those that the run began with."""
+    digests = model.tasks.digests()
+    if begins:
+        write_tasks(run, digests)
+    else:
+        refuse_other_tasks(run, digests)
+
+
+def recorder_of(journal: Journal, config: Config, first_step: int) -> JournalRecorder:
+    recorder = JournalRecorder(journal, first_step, Admission.of(config.verifier, config.reward))
+    recorder.note_ranks(config.compute.ranks)
+    return recorder
 
 
 def welcome(run_id: str, link: LinkConfig) -> Welcome:
