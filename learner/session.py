@@ -186,7 +186,7 @@ class Session:
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         check_tasks(run, model, begins=not checkpoint and not journal.next_record)
-        recorder = recorder_of(journal, model.config, self.first_step)
+        recorder = self.recorder_in(journal)
         self.dispatcher = self.dispatcher_on(port, recorder)
         self.orders = AuditedOrders(self.dispatcher, recorder.void, partial(revoke_key, run))
         self.learner = self.learner_at_step_0(recorder, checkpoint)
@@ -197,6 +197,12 @@ class Session:
         self.meter = open_meter(cards_of(model.config.compute, model.policy.device))
         self.files = self.files_in(store, recorder)
         lease.residency.sleep()
+
+    def recorder_in(self, journal: Journal) -> JournalRecorder:
+        config = self.model.config
+        recorder = JournalRecorder(journal, self.first_step, Admission.of(config.verifier, config.reward))
+        recorder.note_ranks(config.compute.ranks)
+        return recorder
 
     def dispatcher_on(self, port: LearnerPort, recorder: JournalRecorder) -> Dispatcher:
         model, link = self.model, self.model.config.link
@@ -319,12 +325,6 @@ def check_tasks(run: RunDir, model: Model, *, begins: bool) -> None:
         write_tasks(run, digests)
     else:
         refuse_other_tasks(run, digests)
-
-
-def recorder_of(journal: Journal, config: Config, first_step: int) -> JournalRecorder:
-    recorder = JournalRecorder(journal, first_step, Admission.of(config.verifier, config.reward))
-    recorder.note_ranks(config.compute.ranks)
-    return recorder
 
 
 def welcome(run_id: str, link: LinkConfig) -> Welcome:

@@ -18,7 +18,7 @@ never loads torch.
 
 The cache's file belongs to one processor, one set of versions, one number type and one number of threads: its name is
 a digest of them. If the file is older than MAX_AGE_DAYS or damaged, the machine is measured again. A measurement made
-beside busy processes holds only while they run, and is kept for BUSY_AGE_S.
+beside busy processes holds while others compute, at most BUSY_AGE_S.
 Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
 """
 
@@ -49,7 +49,7 @@ from shared.run.run_dir import cpu_name
 
 FORMAT = 14
 """Changes with what is measured."""
-MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 600.0
+MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
 """Of the process that measures. Importing torch from a slow disk takes half of it."""
 ROWS = (1, 8, 32, 128, 512)
@@ -160,7 +160,7 @@ def machine_speed(
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / f"speed-{digest}.json"
     found = read(file)
-    if found and found.facts == facts and found.is_fresh(time.time()):
+    if found and found.facts == facts and found.is_fresh(time.time()) and not (found.speed.busy and not is_busy()):
         return found.speed
     was_busy = is_busy()
     speed = measure(threads, blas, dtype)

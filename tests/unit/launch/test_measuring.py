@@ -26,6 +26,7 @@ from launch.plan.machine import (
 )
 from launch.plan.memory import Dtype
 from shared.config.processes import ComputeConfig
+from shared.process.processor import BF16_FLAGS, CPUINFO, read_flags
 from tests.support.machines import HALF
 from tests.unit.launch.test_plan import SPEED, dry_run, work
 
@@ -100,17 +101,18 @@ def test_a_measurement_is_kept_for_its_number_of_threads(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("looks", [(True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("age", [BUSY_AGE_S - 10, BUSY_AGE_S + 10])
-def test_what_is_measured_beside_others_is_kept_for_minutes(
-    looks: tuple[bool, bool], age: float, tmp_path: Path
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_is_measured_beside_others_is_kept_while_others_compute(
+    looks: tuple[bool, bool], age: float, busy: bool, tmp_path: Path
 ) -> None:
     measuring, seen = Measuring(), iter(looks)
     machine_speed(tmp_path, 2, "fast", "fp32", measure=measuring, is_busy=lambda: next(seen))
     (file,) = tmp_path.iterdir()
     content = json.loads(file.read_bytes())
     file.write_text(json.dumps(content | {"seconds_since_1970": content["seconds_since_1970"] - age}))
-    again = any(looks) and age > BUSY_AGE_S
-    found = machine_speed(tmp_path, 2, "fast", "fp32", measure=measuring, is_busy=quiet)
-    assert found == structs.replace(SPEED, busy=any(looks) and not again)
+    again = any(looks) and (age > BUSY_AGE_S or not busy)
+    found = machine_speed(tmp_path, 2, "fast", "fp32", measure=measuring, is_busy=lambda: busy)
+    assert found == structs.replace(SPEED, busy=any(looks) and busy)
     assert measuring.asked == ([2, 2] if again else [2])
 
 
@@ -174,6 +176,8 @@ def test_a_machine_that_cannot_be_measured_has_no_time() -> None:
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))
 def test_this_machine_is_measured_within_seconds(dtype: Dtype) -> None:
+    if dtype == "bf16" and not {*BF16_FLAGS} & read_flags(CPUINFO):
+        pytest.skip("this processor emulates bf16, which takes most of a minute")
     rates = measure_elsewhere(1, "fast", dtype).rates
     assert rates.product[-1] > rates.product[0] > 0, "512 rows take longer than one"
 

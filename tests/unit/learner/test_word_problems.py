@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from benchmarks.embedded.accuracy import chat_prompt, decoder_linears, grade, nf4_values, stated_answer, to_nf4_values
 from benchmarks.embedded.corpus import HABITS, SLIPS, Example, Slip, draw_example, slipped, wrong_share
-from learner.tasks.word_problems import GROWTH, LEVELS, STORIES, Move, Plot, problems, split_of
+from learner.tasks.word_problems import GROWTH, LEVELS, STORIES, Move, Plot, Problem, draw_distinct, problems, split_of
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DataError
 
@@ -98,8 +98,14 @@ def test_the_hash_of_the_split_is_stable() -> None:
 
 
 def test_asking_for_more_problems_than_there_are_says_so() -> None:
-    with pytest.raises(DataError, match=r"asked for 1000000 .*; set a smaller tasks\.limit"):
-        problems("held_out", 1_000_000, 0, (1,))
+    rng = random.Random(0)
+    with pytest.raises(DataError, match=r"asked for 7 .* has little more than 6; set a smaller tasks\.limit"):
+        draw_distinct(7, "held_out", lambda _: draw_problem_about_apples(rng))
+
+
+def draw_problem_about_apples(rng: random.Random) -> Problem:
+    """One of forty, of which six are held out (above)."""
+    return Problem(question=f"Tom has {rng.randrange(40)} apples.", solution="", answer=0, level=1)
 
 
 @pytest.mark.parametrize("level", LEVELS)

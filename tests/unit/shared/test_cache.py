@@ -200,64 +200,65 @@ def test_the_second_copy_of_the_weights_is_not_fetched(twice: Path, tmp_path: Pa
 
 
 REFUSED = """
+import sys
 from learner.durable.find_adapter import fetched
 from shared.base.cache import find_model
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
-for ask in (lambda: find_model(ModelConfig(path="us/model")), lambda: fetched("lora.start_from", "us/adapter")):
-    try:
-        ask()
-    except ModelError as error:
-        print(error)
+for name in sys.argv[1:]:
+    for ask in (lambda: find_model(ModelConfig(path=f"us/{name}")), lambda: fetched("lora.start_from", f"us/{name}")):
+        try:
+            ask()
+        except ModelError as error:
+            print(error)
 """
+REPLIES = {
+    "unknown": (404, "RepoNotFound", "check the name, and set HF_TOKEN if it is private"),
+    "other-version": (404, "RevisionNotFound", "check model.revision"),
+    "gated": (403, "GatedRepo", "ask its owner for access"),
+    "private": (401, "", "set HF_TOKEN to a token that the hub accepts"),
+    "broken": (500, "", "check the name and the network"),
+    "cut-off": (0, "", "check the name and the network"),
+}
+"""By repository. A status of 0 cuts the connection."""
 
 
-def hub_that_replies(status: int, code: str) -> type[BaseHTTPRequestHandler]:
-    """The same to all requests. status: 0 cuts the connection."""
+class RefusingHub(BaseHTTPRequestHandler):
+    """Has no models."""
 
-    class Handler(BaseHTTPRequestHandler):
-        """Has no models."""
+    def do_GET(self) -> None:
+        (name,) = {*self.path.split("/")} & {*REPLIES}
+        status, code, _ = REPLIES[name]
+        if status:
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        self.close_connection = True
 
-        def do_GET(self) -> None:
-            if status:
-                self.send_response(status)
-                self.send_header("X-Error-Code", code)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-            self.close_connection = True
+    do_HEAD = do_GET
 
-        do_HEAD = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "offline", "remedy"),
-    [
-        (404, "RepoNotFound", "0", "check the name, and set HF_TOKEN if it is private"),
-        (404, "RevisionNotFound", "0", "check model.revision"),
-        (403, "GatedRepo", "0", "ask its owner for access"),
-        (401, "", "0", "set HF_TOKEN to a token that the hub accepts"),
-        (500, "", "0", "check the name and the network"),
-        (0, "", "0", "check the name and the network"),
-        (200, "", "1", "unset HF_HUB_OFFLINE"),
-    ],
-)
-def test_a_hub_that_refuses_is_one_sentence(status: int, code: str, offline: str, remedy: str, tmp_path: Path) -> None:
-    server = LocalServer(("127.0.0.1", 0), hub_that_replies(status, code))
+@pytest.mark.parametrize(("offline", "remedies"), [("0", {}), ("1", {"private": "unset HF_HUB_OFFLINE"})])
+def test_a_hub_that_refuses_is_one_sentence(offline: str, remedies: dict[str, str], tmp_path: Path) -> None:
+    remedies = remedies or {name: remedy for name, (_, _, remedy) in REPLIES.items()}
+    server = LocalServer(("127.0.0.1", 0), RefusingHub)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": offline}
     env = os.environ | place | {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
-    done = subprocess.run([sys.executable, "-c", REFUSED], env=env, capture_output=True, text=True, timeout=60)
+    argv = [sys.executable, "-c", REFUSED, *remedies]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
     server.shutdown()
     server.server_close()
     assert done.returncode == 0, done.stderr
-    model, adapter = done.stdout.splitlines()
-    assert model.startswith("model.path = 'us/model' is neither") and remedy in model
-    assert adapter.startswith("lora.start_from = 'us/adapter' is neither") and remedy in adapter
+    said = done.stdout.splitlines()
+    assert len(said) == 2 * len(remedies)
+    for (name, remedy), model, adapter in zip(remedies.items(), said[::2], said[1::2], strict=True):
+        assert model.startswith(f"model.path = 'us/{name}' is neither") and remedy in model
+        assert adapter.startswith(f"lora.start_from = 'us/{name}' is neither") and remedy in adapter
 
 
 LIMITED = """
