@@ -22,7 +22,7 @@ from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
 from learner.durable.state import RunTotals, refuse_other_tasks, write_tasks
-from learner.evaluation.evaluate import Evaluator, digest_of
+from learner.evaluation.evaluate import Evaluator, digest_of_questions
 from learner.evaluation.schedule import NO_EVALUATIONS, BesideSchedule, EvalSchedule, NoEvaluations
 from learner.loop import train
 from learner.objective.judged import Admission
@@ -185,7 +185,7 @@ class Session:
         self.ranks = ranks
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
-        check_tasks(run, model, begins=not checkpoint and not journal.next_record)
+        write_or_check_tasks(run, model, begins=not checkpoint and not journal.next_record)
         recorder = self.recorder_in(journal)
         self.dispatcher = self.dispatcher_on(port, recorder)
         self.orders = AuditedOrders(self.dispatcher, recorder.void, partial(revoke_key, run))
@@ -295,7 +295,8 @@ class Session:
         if not tasks or config.eval.problems == 0:
             return NO_EVALUATIONS
         if config.eval.beside:
-            return BesideSchedule(config.eval, config.run.steps, self.files, digest_of(tasks[: config.eval.problems]))
+            digest = digest_of_questions(tasks[: config.eval.problems])
+            return BesideSchedule(config.eval, config.run.steps, self.files, digest)
         evaluator = Evaluator(config, tasks, self.orders, self.model.prompter.text)
         return EvalSchedule(
             config.eval,
@@ -318,8 +319,8 @@ class Session:
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
 
 
-def check_tasks(run: RunDir, model: Model, *, begins: bool) -> None:
-    """They are those that the run began with."""
+def write_or_check_tasks(run: RunDir, model: Model, *, begins: bool) -> None:
+    """DataError if the run began with others."""
     digests = model.tasks.digests()
     if begins:
         write_tasks(run, digests)

@@ -106,9 +106,14 @@ class Job:
             "command": self.command.shown,
             "running": self.ended is None,
             "code": None if self.ended is None else self.process.returncode,
-            "cause": "" if self.ended is None or self.was_told_to_end else signal_sentence(self.process.returncode),
+            "cause": self.cause(),
             "seconds": (self.ended or time.monotonic()) - self.started,
         }
+
+    def cause(self) -> str:
+        """Why it ended, if a signal did it that the page has not sent."""
+        told = self.ended is None or self.was_told_to_end
+        return "" if told else signal_sentence(self.process.returncode, self.command.kind)
 
     def told(self, first: int) -> dict[str, Any]:
         """With what it has said. first: how many bytes of that are known already. It counts as running until all of
@@ -128,12 +133,12 @@ class Job:
         return data if to_the_end else lines
 
 
-def signal_sentence(code: int) -> str:
+def signal_sentence(code: int, kind: Kind) -> str:
     """Of a process that a signal ended, and what to do; empty if it ended by itself."""
     if code >= 0:
         return ""
-    full = "probably because memory ran out: end other programs, then " if code == -signal.SIGKILL else ""
-    return f"The process {how_it_ended(code)}, {full}start it again."
+    full = ", probably because memory ran out: end other programs, then " if code == -signal.SIGKILL else "; "
+    return f"The process {how_it_ended(code)}{full}{'resume the run' if kind == 'run' else 'start it again'}."
 
 
 class Jobs:

@@ -113,7 +113,7 @@ class Evaluator:
     ) -> None:
         self.config = config
         self.tasks = tasks[: config.eval.problems]
-        self.tasks_sha256 = digest_of(self.tasks)
+        self.tasks_sha256 = digest_of_questions(self.tasks)
         self.filler = filler
         self.text = text
 
@@ -188,7 +188,7 @@ class Evaluator:
         )
 
 
-def digest_of(tasks: Sequence[Task]) -> str:
+def digest_of_questions(tasks: Sequence[Task]) -> str:
     """sha256 over questions and gold answers, in order."""
     pairs = [[task.columns["question"], gold_answer(task)] for task in tasks]
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

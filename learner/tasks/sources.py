@@ -8,11 +8,11 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. Reward functions get each column with the name and value that it has in the data: what was
-changed for the others is in the column `unconverted`, and a column whose name is empty or too long for the wire is only
-there. If the answer column has a whole solution, the gold answer is what follows `####` or is in the last box. GSM8K
-has no levels, so the number of calculator notes in a solution is its level. There are three parts: training rows,
-held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
+columns keep their names. Reward functions get each column with the name and value that it has in the data: values that
+were renamed, cut or turned into text are kept in the column `unconverted`, and so is a column whose name is empty or
+too long for the wire. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
+last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
+training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 

@@ -55,8 +55,8 @@ def is_for_onednn(weight: torch.Tensor) -> bool:
     It does so for large weights where PyTorch computes with AVX2: on processors that have no AVX-512, and with
     compute.blas = "portable". On an AMD of the first generation, 8 rows take five sixths of MKL's time, and two thirds
     with packed weights. With smaller weights it is not faster unless they are packed. The bits of the two libraries
-    differ, so no measured time decides this. For the plan, `gains_by_packing` (shared/process/processor.py) says the
-    same without torch."""
+    differ, so no measured time decides this. For the plan, which has no torch, `gains_by_packing`
+    (shared/process/processor.py) knows the processor, and `ModelShape` the weights."""
     large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= ONEDNN_VALUES
     return large and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 

@@ -71,7 +71,7 @@ def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
 
 
 def refuse_if_it_takes_no_files(error: OSError, path: Path, place: str) -> None:
-    """For one such as /proc, which has no blocks and says of a new name that it does not exist. path: the new name."""
+    """For a file system such as /proc: it has no blocks, and says that a new name does not exist. path: that name."""
     folder = path.parent
     if error.errno == errno.ENOENT and folder.is_dir() and os.statvfs(folder).f_blocks == 0:
         why = f"the file system of {folder} takes no files"

@@ -214,7 +214,7 @@ def test_a_question_that_is_refused_stays_in_its_box_and_a_crash_is_told(browser
     told |= {"text": '{"names": ["base", "step 4"]}\n', "running": True, "code": None}
     page.reload()
     page.locator("fieldset.ask:not([disabled])").wait_for()
-    told |= {"running": False, "code": -signal.SIGKILL, "cause": signal_sentence(-signal.SIGKILL)}
+    told |= {"running": False, "code": -signal.SIGKILL, "cause": signal_sentence(-signal.SIGKILL, "chat")}
     visit.says(".talk .problem", "was ended by SIGKILL, probably because memory ran out")
     page.context.close()
     visit.check()

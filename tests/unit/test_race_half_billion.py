@@ -22,6 +22,7 @@ def arguments(**given: Any) -> argparse.Namespace:
 def test_both_sides_get_the_same_sizes_lora_and_optimizer(tmp_path: Path) -> None:
     args = arguments(set=["optimizer.lr=3e-4", "lora.rank=8"])
     ours = configured(4, args, tmp_path)
+    assert ours.compute.dtype == "bf16" and configured(4, arguments(dtype="fp32"), tmp_path).compute.dtype == "fp32"
     assert ours.optimizer.warmup_steps == 0 and ours.optimizer.schedule == "constant"
     assert (ours.rollout.prompts, ours.rollout.group, ours.rollout.max_new_tokens) == (4, 8, 64)
     for side in ("trl_fp32", "trl_bf16"):

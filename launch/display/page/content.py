@@ -43,7 +43,7 @@ class RunPage:
     verdicts: Sequence[RunVerdict]
     charts: Sequence[Chart]
     evaluations: Rows
-    """Label, updates, and accuracy with its interval by way."""
+    """Label, steps, and accuracy with its interval by way."""
     gain: str
     """Trained minus base; empty without both."""
     levels: Rows

@@ -25,7 +25,7 @@ export function drawGroup(place, { shown, history, sample, query, run }, choose)
         "span",
         { class: "quiet" },
         `${shown.id}; ${state[shown.fate]}`,
-        shown.stale ? `; stale: sampled ${shown.stale} steps before` : "",
+        shown.stale ? `; stale: sampled ${shown.stale} steps earlier` : "",
       ),
     ),
     h("pre", { class: "prompt", tabindex: 0, role: "group", "aria-label": "Prompt" }, shown.prompt),

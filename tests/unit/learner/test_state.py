@@ -140,9 +140,9 @@ def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], 
         "state.json",
     }
     assert files["adapter_model.safetensors"] == adapter_bytes(saved.policy.adapter)
-    digests = json.loads(files["state.json"])
-    assert digests["adapter_sha256"] == saved.state.publisher.versions[1].sha256
-    assert (digests["step"], digests["versions"], digests["wall_s"]) == (1, [0, 1], 3.0)
+    facts = json.loads(files["state.json"])
+    assert facts["adapter_sha256"] == saved.state.publisher.versions[1].sha256
+    assert (facts["step"], facts["versions"], facts["wall_s"]) == (1, [0, 1], 3.0)
     assert json.loads(files["adapter_config.json"])["r"] == RANK
 
 
@@ -157,8 +157,8 @@ def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Ca
     saved, other = learner(), learner()
     saved.step(0)
     checkpoint = saved.state.to_save(1, RunTotals()).copied()
-    digests = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
-    foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(digests).encode()})
+    facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
+    foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
     before = adapter_bytes(other.policy.adapter)
     with pytest.raises(DamageError, match=r"step 1 belongs to another base model \(ffffffffffff, here [0-9a-f]{12}\)"):
         other.state.load(foreign)
@@ -182,9 +182,9 @@ def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Lea
     saved = learner()
     saved.step(0)
     checkpoint = saved.state.to_save(1, RunTotals()).copied()
-    digests = json.loads(checkpoint.files["state.json"])
-    del digests[lost]
-    bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(digests).encode()})
+    facts = json.loads(checkpoint.files["state.json"])
+    del facts[lost]
+    bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
     with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; .*version of Tandem"):
         learner().state.load(bare)
 
