@@ -208,20 +208,18 @@ def test_a_reward_function_that_fails_stops_the_run_and_names_the_group(tmp_path
 
 
 def test_data_that_changed_are_not_trained_on(tmp_path: Path) -> None:
-    """Fewer rows, and other rows: nothing is lost, and with the old file back the run goes on."""
+    """Nothing is lost: with the old file back the run goes on."""
     data, out = tmp_path / "sums.jsonl", tmp_path / "run"
     lines = [json.dumps({"question": f"{n} + 1?", "answer": n + 1}) for n in range(40)]
     data.write_text("\n".join(lines))
     train(out, **{"tasks.source": str(data), "curriculum.kind": "pass_rate", "run.steps": 2})
     before = (out / "tasks.json").read_bytes()
-    for found, now in ((lines[:20], "now 18"), ([*lines[:-1], lines[-1].replace("40", "41")], "(")):
-        data.write_text("\n".join(found))
-        refused(launch("resume", out, "--steps", "4"), str(out), "36 training tasks", now, "put them back", "new run")
-        refused(launch("replay", out), "36 training tasks")
+    data.write_text("\n".join([*lines[:-1], lines[-1].replace("40", "41")]))
+    refused(launch("resume", out, "--steps", "4"), str(out), "36 training tasks", "put them back", "new run")
+    refused(launch("replay", out), "36 training tasks")
     data.write_text("\n".join(lines))
     assert launch("resume", out).returncode == 0
     assert summary(out)["steps"] == 4 and (out / "tasks.json").read_bytes() == before
-    assert replayed(out)["match"] is True
 
 
 def test_a_run_that_lost_the_digest_of_its_tasks(tmp_path: Path, finished: tuple[Path, Any]) -> None:
