@@ -220,6 +220,22 @@ def test_a_question_that_is_refused_stays_in_its_box_and_a_crash_is_told(browser
     visit.check()
 
 
+def test_an_evaluation_that_a_signal_ended_says_by_which(browser: Any, steered: Window) -> None:
+    """Its answers are made up."""
+    visit = visit_to(browser, steered)
+    told = {"job": 7, "kind": "eval", "run": "first", "running": True, "code": None, "next": 0, "cause": ""}
+    told |= {"command": "eval first", "seconds": 1.0, "text": ""}
+    visit.page.route(re.compile(r"/api/jobs\?"), lambda route: route.fulfill(json={"jobs": [told]}))
+    visit.page.route(re.compile(r"/api/jobs/7\?"), lambda route: route.fulfill(json=told))
+    visit.open("#/evaluate/first")
+    visit.says(".job code", "eval first")
+    told |= {"running": False, "code": -signal.SIGSEGV, "cause": signal_sentence(-signal.SIGSEGV, "eval")}
+    visit.says(".job .problem", "was ended by SIGSEGV; start it again.")
+    visit.says(".job .pill", "ended")
+    visit.page.context.close()
+    visit.check()
+
+
 def test_a_page_that_only_looks_says_how_to_do_more(visit: Visit) -> None:
     for place in ("#/train", "#/chat/first", "#/evaluate/first"):
         visit.open(place)
