@@ -185,8 +185,19 @@ class EnvironmentPool:
     def replace_ended(self) -> None:
         """Those that have ended since the last calls; all, if the fork server has ended."""
         self.note_exits()
+        self.note_closed_pipes()
         if self.fork_server.is_gone:
             self.start_again()
+
+    def note_closed_pipes(self) -> None:
+        """Of processes that have just ended, before the fork server reports them."""
+        idle = {seat.worker.replies: seat for seat in self.seats if seat.is_ready and seat.call is None}
+        poll = select.poll()
+        for descriptor in idle:
+            poll.register(descriptor, 0)  # only whether the other end is closed
+        for descriptor, _ in poll.poll(0):
+            idle[descriptor].untold_end = True
+            idle[descriptor].replace()
 
     def note_exits(self) -> None:
         """Those that have ended in a call keep their code, those between two calls are replaced."""

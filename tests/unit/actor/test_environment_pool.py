@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -212,6 +213,18 @@ def test_a_process_that_ended_before_an_episode_is_replaced(pool: EnvironmentPoo
     kill(pids)
     wait_until(lambda: not any(map(alive, pids)))
     assert ask(pool, {seat: Reset(columns={"start": "5"}) for seat in (0, 1)})[1] == Opened(text=" Start at 5.")
+
+
+def test_a_process_whose_end_is_not_reported_yet_is_replaced(pool: EnvironmentPool) -> None:
+    ask(pool, {0: Reset(columns={}), 1: Reset(columns={})})
+    pids = [int(entry) for entry in children_of(pool.fork_server.pid)]
+    os.kill(pool.fork_server.pid, signal.SIGSTOP)
+    kill(pids)
+    wait_until(lambda: not any(map(alive, pids)))
+    goes_on = threading.Timer(1.0, os.kill, (pool.fork_server.pid, signal.SIGCONT))
+    goes_on.start()
+    assert ask(pool, {0: Reset(columns={"start": "5"})}) == {0: Opened(text=" Start at 5.")}
+    goes_on.join()
 
 
 def test_a_fork_server_that_ended_before_an_episode_is_replaced(file: Path) -> None:
