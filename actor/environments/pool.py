@@ -64,6 +64,11 @@ class Seat:
         self.call = None
         self.start()
 
+    def replace_untold(self) -> None:
+        """Its process has ended between two calls."""
+        self.untold_end = True
+        self.replace()
+
     def look(self, limit_s: float) -> Answer | Lost | None:
         """What has come since; None while nothing has."""
         self.worker.output.drain()
@@ -185,19 +190,18 @@ class EnvironmentPool:
     def replace_ended(self) -> None:
         """Those that have ended since the last calls; all, if the fork server has ended."""
         self.note_exits()
-        self.note_closed_pipes()
+        self.replace_hung_up()
         if self.fork_server.is_gone:
             self.start_again()
 
-    def note_closed_pipes(self) -> None:
-        """Of processes that have just ended, before the fork server reports them."""
+    def replace_hung_up(self) -> None:
+        """Those that have just ended, before the fork server reports it."""
         idle = {seat.worker.replies: seat for seat in self.seats if seat.is_ready and seat.call is None}
         poll = select.poll()
         for descriptor in idle:
             poll.register(descriptor, 0)  # only whether the other end is closed
         for descriptor, _ in poll.poll(0):
-            idle[descriptor].untold_end = True
-            idle[descriptor].replace()
+            idle[descriptor].replace_untold()
 
     def note_exits(self) -> None:
         """Those that have ended in a call keep their code, those between two calls are replaced."""
@@ -207,16 +211,14 @@ class EnvironmentPool:
                 by_number[exited.number].code = exited.code
         for seat in self.seats:
             if seat.code is not None and seat.call is None and seat.is_ready:
-                seat.untold_end = True
-                seat.replace()
+                seat.replace_untold()
 
     def start_again(self) -> None:
         """Under a new fork server."""
         self.fork_server.close()
         self.fork_server = self.new_fork_server()
         for seat in self.seats:
-            seat.untold_end = True
-            seat.replace()
+            seat.replace_untold()
 
     def close(self) -> None:
         # First the fork server, which ends all of them at once; a command for each could fill its socket.

@@ -137,9 +137,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed
     """The result."""
 
-    def is_fresh(self, now: float) -> bool:
-        """now: in seconds since 1970."""
-        return 0 <= now - self.seconds_since_1970 < (BUSY_AGE_S if self.speed.busy else MAX_AGE_DAYS * 86_400)
+    def still_holds(self, now: float, is_busy: Callable[[], bool]) -> bool:
+        """now: in seconds since 1970. is_busy: whether other processes compute now."""
+        age_s = now - self.seconds_since_1970
+        if self.speed.busy:
+            return 0 <= age_s < BUSY_AGE_S and is_busy()
+        return 0 <= age_s < MAX_AGE_DAYS * 86_400
 
 
 class NotMeasured(Exception):
@@ -160,7 +163,7 @@ def machine_speed(
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / f"speed-{digest}.json"
     found = read(file)
-    if found and found.facts == facts and found.is_fresh(time.time()) and not (found.speed.busy and not is_busy()):
+    if found and found.facts == facts and found.still_holds(time.time(), is_busy):
         return found.speed
     was_busy = is_busy()
     speed = measure(threads, blas, dtype)

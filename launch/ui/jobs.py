@@ -112,8 +112,9 @@ class Job:
 
     def cause(self) -> str:
         """Why it ended, if a signal did it that the page has not sent."""
-        told = self.ended is None or self.was_told_to_end
-        return "" if told else signal_sentence(self.process.returncode, self.command.kind)
+        if self.ended is None or self.was_told_to_end:
+            return ""
+        return signal_sentence(self.process.returncode, self.command.kind)
 
     def told(self, first: int) -> dict[str, Any]:
         """With what it has said. first: how many bytes of that are known already. It counts as running until all of

@@ -220,7 +220,9 @@ REPLIES = {
     "broken": (500, "", "check the name and the network"),
     "cut-off": (0, "", "check the name and the network"),
 }
-"""By repository. A status of 0 cuts the connection."""
+"""Status, error and advice by repository. A status of 0 cuts the connection."""
+ONLINE = {name: remedy for name, (_, _, remedy) in REPLIES.items()}
+OFFLINE = {"private": "unset HF_HUB_OFFLINE"}
 
 
 class RefusingHub(BaseHTTPRequestHandler):
@@ -242,9 +244,8 @@ class RefusingHub(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(("offline", "remedies"), [("0", {}), ("1", {"private": "unset HF_HUB_OFFLINE"})])
+@pytest.mark.parametrize(("offline", "remedies"), [("0", ONLINE), ("1", OFFLINE)])
 def test_a_hub_that_refuses_is_one_sentence(offline: str, remedies: dict[str, str], tmp_path: Path) -> None:
-    remedies = remedies or {name: remedy for name, (_, _, remedy) in REPLIES.items()}
     server = LocalServer(("127.0.0.1", 0), RefusingHub)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": offline}
