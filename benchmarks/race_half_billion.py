@@ -1,6 +1,6 @@
 """Time and memory of a step with a real model on a CPU: TRL's GRPOTrainer in fp32 and in bf16, and Tandem in bf16 or,
-with `--dtype`, in fp32. A processor without instructions for bf16 emulates them, which takes minutes a step; there both
-compute in fp32 (`--trl trl_fp32 --dtype fp32`).
+with `--dtype`, in fp32. Without bf16 instructions a step takes minutes; there, let both
+sides compute in fp32 (`--trl trl_fp32 --dtype fp32`).
 
 Each run makes a few steps of P prompts x G completions from the same model, with the same prompts, LoRA, optimizer
 and reward. The rounds of each P run all sides one after the other, every second round in reverse order, so that a slow

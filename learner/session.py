@@ -21,7 +21,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
-from learner.durable.state import RunTotals, refuse_other_tasks, write_tasks
+from learner.durable.state import RunTotals, refuse_other_tasks, write_task_digests
 from learner.evaluation.evaluate import Evaluator, digest_of_questions
 from learner.evaluation.schedule import NO_EVALUATIONS, BesideSchedule, EvalSchedule, NoEvaluations
 from learner.loop import train
@@ -189,13 +189,13 @@ class Session:
         recorder = self.recorder_in(journal)
         self.dispatcher = self.dispatcher_on(port, recorder)
         self.orders = AuditedOrders(self.dispatcher, recorder.void, partial(revoke_key, run))
-        self.learner = self.learner_at_step_0(recorder, checkpoint)
+        self.learner = self.new_learner(recorder, checkpoint)
         self.orders.audit = build_audit(model, run, lease, self.orders, self.learner.update.gate)
         self.state = self.learner.state
         self.refuse_if_disk_is_short()
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         self.meter = open_meter(cards_of(model.config.compute, model.policy.device))
-        self.files = self.files_in(store, recorder)
+        self.files = self.run_files(store, recorder)
         lease.residency.sleep()
 
     def recorder_in(self, journal: Journal) -> JournalRecorder:
@@ -211,8 +211,9 @@ class Session:
             port, recorder, model.expected(), greeting, model.order_check(), late_s=link.late_s, stop=self.stop
         )
 
-    def learner_at_step_0(self, recorder: JournalRecorder, checkpoint: Checkpoint | None) -> Learner:
-        """Where there are several ranks, the one of rank 0; the others get the checkpoint from here."""
+    def new_learner(self, recorder: JournalRecorder, checkpoint: Checkpoint | None) -> Learner:
+        """At step 0, before the checkpoint is loaded. With several ranks it is that of rank 0, which sends the
+        checkpoint to the others."""
         model, ranks = self.model, self.ranks
         build = partial(build_learner, model, keep=partial(write_batch, self.run.quarantine), trace=self.trace)
         filler = training_filler(model, self.orders, recorder)
@@ -229,7 +230,7 @@ class Session:
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
         refuse_if_short(self.run, bytes_needed(self.model.config, adapter_bytes, self.first_step, anchor_bytes))
 
-    def files_in(self, store: CheckpointStore, recorder: JournalRecorder) -> RunFiles:
+    def run_files(self, store: CheckpointStore, recorder: JournalRecorder) -> RunFiles:
         config = self.model.config
         return RunFiles(
             self.run,
@@ -323,7 +324,7 @@ def write_or_check_tasks(run: RunDir, model: Model, *, begins: bool) -> None:
     """DataError if the run began with others."""
     digests = model.tasks.digests()
     if begins:
-        write_tasks(run, digests)
+        write_task_digests(run, digests)
     else:
         refuse_other_tasks(run, digests)
 

@@ -44,8 +44,8 @@ class Seat:
     def __init__(self, new: Callable[[], WorkerProcess]) -> None:
         self.new = new
         self.call: Call | None = None
-        self.untold_end = False
-        """Whether the episode's process is gone and nobody has been told."""
+        self.loss_to_tell = False
+        """Whether the episode's process is gone, which its next call must be told."""
         self.code: int | None = None
         """Of a process that has ended."""
         self.start()
@@ -64,9 +64,9 @@ class Seat:
         self.call = None
         self.start()
 
-    def replace_untold(self) -> None:
-        """Its process has ended between two calls."""
-        self.untold_end = True
+    def replace_and_note_loss(self) -> None:
+        """Its process is gone; the next call of its episode is told."""
+        self.loss_to_tell = True
         self.replace()
 
     def look(self, limit_s: float) -> Answer | Lost | None:
@@ -162,8 +162,8 @@ class EnvironmentPool:
 
     def was_lost(self, number: int, call: Call) -> bool:
         """Whether the process that this episode began in is gone."""
-        untold, self.seats[number].untold_end = self.seats[number].untold_end, False
-        return untold and not isinstance(call, Reset | Act)
+        is_lost, self.seats[number].loss_to_tell = self.seats[number].loss_to_tell, False
+        return is_lost and not isinstance(call, Reset | Act)
 
     def end(self, number: int) -> None:
         """The episode of this seat, wherever it is."""
@@ -201,7 +201,7 @@ class EnvironmentPool:
         for descriptor in idle:
             poll.register(descriptor, 0)  # only whether the other end is closed
         for descriptor, _ in poll.poll(0):
-            idle[descriptor].replace_untold()
+            idle[descriptor].replace_and_note_loss()
 
     def note_exits(self) -> None:
         """Those that have ended in a call keep their code, those between two calls are replaced."""
@@ -211,14 +211,14 @@ class EnvironmentPool:
                 by_number[exited.number].code = exited.code
         for seat in self.seats:
             if seat.code is not None and seat.call is None and seat.is_ready:
-                seat.replace_untold()
+                seat.replace_and_note_loss()
 
     def start_again(self) -> None:
         """Under a new fork server."""
         self.fork_server.close()
         self.fork_server = self.new_fork_server()
         for seat in self.seats:
-            seat.replace_untold()
+            seat.replace_and_note_loss()
 
     def close(self) -> None:
         # First the fork server, which ends all of them at once; a command for each could fill its socket.

@@ -18,7 +18,7 @@ never loads torch.
 
 The cache's file belongs to one processor, one set of versions, one number type and one number of threads: its name is
 a digest of them. If the file is older than MAX_AGE_DAYS or damaged, the machine is measured again. A measurement made
-beside busy processes holds while others compute, at most BUSY_AGE_S.
+beside busy processes holds while others compute, at most MAX_BUSY_AGE_S.
 Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
 """
 
@@ -49,7 +49,7 @@ from shared.run.run_dir import cpu_name
 
 FORMAT = 14
 """Changes with what is measured."""
-MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 3600.0
+MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
 """Of the process that measures. Importing torch from a slow disk takes half of it."""
 ROWS = (1, 8, 32, 128, 512)
@@ -141,7 +141,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         """now: in seconds since 1970. is_busy: whether other processes compute now."""
         age_s = now - self.seconds_since_1970
         if self.speed.busy:
-            return 0 <= age_s < BUSY_AGE_S and is_busy()
+            return 0 <= age_s < MAX_BUSY_AGE_S and is_busy()
         return 0 <= age_s < MAX_AGE_DAYS * 86_400
 
 

@@ -146,7 +146,7 @@ class Work:
 
     def packs_for(self, shape: ModelShape, cap: int) -> bool:
         """Whether weights are packed for an order whose completions may have so many tokens."""
-        return self.packs and self.is_dense and cap >= PACKED_TOKENS and (self.dtype == "bf16" or shape.uses_onednn)
+        return self.packs and self.is_dense and cap >= PACKED_TOKENS and (self.dtype == "bf16" or shape.fits_onednn)
 
     def codes_for(self, shape: ModelShape, rows: float) -> bool:
         """Whether a token step of so many rows reads codes."""

@@ -78,9 +78,9 @@ class ModelShape:
     """Whether the layers are computed without their modules."""
 
     @property
-    def uses_onednn(self) -> bool:
-        """An estimate: whether a layer has the values of two weights that are for oneDNN in fp32 (`is_for_onednn` in
-        shared/model/products.py)."""
+    def fits_onednn(self) -> bool:
+        """An estimate by size only: whether the matrices of a layer have as many values as two weights that are for
+        oneDNN in fp32 (`is_for_onednn` in shared/model/products.py)."""
         return self.linear >= 2 * ONEDNN_VALUES * self.layers
 
 

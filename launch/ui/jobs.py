@@ -58,7 +58,7 @@ class Job:
         self.output = tempfile.TemporaryFile()  # noqa: SIM115, closed by `forget`
         self.started = time.monotonic()
         self.ended: float | None = None
-        self.was_told_to_end = False
+        self.end_was_requested = False
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", *command.module],
             cwd=here,
@@ -91,7 +91,7 @@ class Job:
     def end(self) -> None:
         """As its button does."""
         if self.ended is None:
-            self.was_told_to_end = True
+            self.end_was_requested = True
             with suppress(ProcessLookupError):
                 if self.command.kind == "run":
                     os.kill(self.process.pid, signal.SIGTERM)
@@ -111,8 +111,8 @@ class Job:
         }
 
     def cause(self) -> str:
-        """Why it ended, if a signal did it that the page has not sent."""
-        if self.ended is None or self.was_told_to_end:
+        """Which signal ended it, and what to do; empty if none did, or if the page was asked to end it."""
+        if self.ended is None or self.end_was_requested:
             return ""
         return signal_sentence(self.process.returncode, self.command.kind)
 
@@ -135,11 +135,11 @@ class Job:
 
 
 def signal_sentence(code: int, kind: Kind) -> str:
-    """Of a process that a signal ended, and what to do; empty if it ended by itself."""
+    """Which signal ended a process, and what to do; empty if none did."""
     if code >= 0:
         return ""
-    full = ", probably because memory ran out: end other programs, then " if code == -signal.SIGKILL else "; "
-    return f"The process {how_it_ended(code)}{full}{'resume the run' if kind == 'run' else 'start it again'}."
+    reason = ", probably because memory ran out: end other programs, then " if code == -signal.SIGKILL else "; "
+    return f"The process {how_it_ended(code)}{reason}{'resume the run' if kind == 'run' else 'start it again'}."
 
 
 class Jobs:

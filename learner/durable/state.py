@@ -177,14 +177,14 @@ def version_file(version: int, newest: int) -> str:
     return ADAPTER if version == newest else f"policy-{version:06d}.safetensors"
 
 
-def write_tasks(run: RunDir, tasks: TaskDigests) -> None:
+def write_task_digests(run: RunDir, tasks: TaskDigests) -> None:
     """Before anything is ordered, so that every later start can tell whether the data are the same."""
     write_whole(run.tasks, msgspec.json.format(msgspec.json.encode(tasks), indent=2))
 
 
 def refuse_other_tasks(run: RunDir, tasks: TaskDigests) -> None:
     """DataError if the run began with others. For `resume` and `replay`."""
-    difference = read_tasks(run).difference_in_words(tasks)
+    difference = read_task_digests(run).difference_in_words(tasks)
     if difference:
         raise DataError(
             f"{run.path} began with {difference}: its data, or the model's tokenizer or chat template, have changed;"
@@ -193,7 +193,7 @@ def refuse_other_tasks(run: RunDir, tasks: TaskDigests) -> None:
         )
 
 
-def read_tasks(run: RunDir) -> TaskDigests:
+def read_task_digests(run: RunDir) -> TaskDigests:
     try:
         return msgspec.json.decode(run.tasks.read_bytes(), type=TaskDigests)
     except (OSError, ValueError) as error:

@@ -208,7 +208,7 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 
 def as_text(value: object) -> str:
-    """The same in each process: Python writes an object's address in memory into the text of some, such as pictures."""
+    """The same text in every process: without the memory address that Python puts into that of a picture, say."""
     return value if isinstance(value, str) else MEMORY_ADDRESS.sub("", str(value))
 
 

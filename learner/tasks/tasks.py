@@ -67,8 +67,8 @@ class TaskSet:
 
 
 class TaskDigests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Number and digest of the tasks of a run, to tell whether they are the same. It does not count where they are
-    stored."""
+    """Number and digest of the tasks of a run, to tell whether they are the same. Where they are
+    stored makes no difference."""
 
     train: int
     """Number of training tasks."""

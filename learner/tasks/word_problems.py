@@ -145,8 +145,8 @@ Split = Literal["train", "held_out"]
 LEVELS = (1, 2, 3)
 LARGEST = 99
 _LARGEST_OPERAND = 20
-MAX_MISSES = 500
-"""After so many repeated draws one after the other, hardly any new question is left."""
+MAX_REPEATS = 500
+"""After this many repeated questions in a row, few new ones can be left."""
 _HELD_OUT_ONE_IN = 8
 QuestionT = TypeVar("QuestionT", bound="Question")
 
@@ -219,13 +219,13 @@ def problems(split: Split, count: int, seed: int, levels: tuple[int, ...]) -> li
 def draw_distinct(count: int, split: Split, draw: Callable[[int], QuestionT]) -> list[QuestionT]:
     """`count` different questions of one split; DataError if there are fewer. draw: gets how many there are already."""
     found: dict[str, QuestionT] = {}
-    misses = 0
+    repeats = 0
     while len(found) < count:
         drawn = draw(len(found))
         if split_of(drawn.question) != split:
             continue
-        misses = misses + 1 if drawn.question in found else 0
-        if misses > MAX_MISSES:
+        repeats = repeats + 1 if drawn.question in found else 0
+        if repeats > MAX_REPEATS:
             raise DataError(
                 f"tasks.source was asked for {count} different questions ({split}), but has little more than"
                 f" {len(found)}; set a smaller tasks.limit."

@@ -19,7 +19,7 @@ export function specs(found, curves) {
     { title: "Reward", hint: "Mean of all samples of a step", lines: [line("reward/mean", "mean")], one: true },
     {
       title: "Held-out accuracy",
-      hint: "With 95 % intervals, by the number of steps before it",
+      hint: "With 95 % intervals, by the steps that the policy was trained for",
       lines: [],
       format: percent,
       ...accuracy(found),

@@ -12,8 +12,8 @@ from msgspec import structs
 from launch.commands.run import speeds_of
 from launch.plan.cost import make_plan, plan_as_json, table
 from launch.plan.machine import (
-    BUSY_AGE_S,
     ENOUGH_S,
+    MAX_BUSY_AGE_S,
     ROWS,
     SLOW_S,
     TRIED_ROWS,
@@ -100,7 +100,7 @@ def test_a_measurement_is_kept_for_its_number_of_threads(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("looks", [(True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("age", [BUSY_AGE_S - 10, BUSY_AGE_S + 10])
+@pytest.mark.parametrize("age", [MAX_BUSY_AGE_S - 10, MAX_BUSY_AGE_S + 10])
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_is_measured_beside_others_is_kept_while_others_compute(
     looks: tuple[bool, bool], age: float, busy: bool, tmp_path: Path
@@ -110,7 +110,7 @@ def test_what_is_measured_beside_others_is_kept_while_others_compute(
     (file,) = tmp_path.iterdir()
     content = json.loads(file.read_bytes())
     file.write_text(json.dumps(content | {"seconds_since_1970": content["seconds_since_1970"] - age}))
-    again = any(looks) and (age > BUSY_AGE_S or not busy)
+    again = any(looks) and (age > MAX_BUSY_AGE_S or not busy)
     found = machine_speed(tmp_path, 2, "fast", "fp32", measure=measuring, is_busy=lambda: busy)
     assert found == structs.replace(SPEED, busy=any(looks) and busy)
     assert measuring.asked == ([2, 2] if again else [2])

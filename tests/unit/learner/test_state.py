@@ -13,7 +13,7 @@ import pytest
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.recorder import RecordedOrders
-from learner.durable.state import Best, LearnerState, RunTotals, refuse_other_tasks, write_tasks
+from learner.durable.state import Best, LearnerState, RunTotals, refuse_other_tasks, write_task_digests
 from learner.objective.batch import StepBatch
 from learner.orders.plan import StepPlan
 from learner.quarantine.guard import Guard
@@ -221,7 +221,7 @@ def changed(tasks: TaskSet) -> TaskSet:
 
 def test_a_run_goes_on_with_the_tasks_that_it_began_with_wherever_it_is(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_tasks(run, task_set().digests())
+    write_task_digests(run, task_set().digests())
     refuse_other_tasks(run, task_set().digests())
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -241,7 +241,7 @@ def test_a_run_goes_on_with_the_tasks_that_it_began_with_wherever_it_is(tmp_path
     ],
 )
 def test_other_tasks_are_refused_in_one_sentence(now: TaskSet, words: str, tmp_path: Path) -> None:
-    write_tasks(RunDir(tmp_path), task_set().digests())
+    write_task_digests(RunDir(tmp_path), task_set().digests())
     with pytest.raises(DataError, match=rf" began with {words}.*put them back, or begin a new run") as caught:
         refuse_other_tasks(RunDir(tmp_path), now.digests())
     assert "\n" not in str(caught.value)
