@@ -1,11 +1,13 @@
 """Predicted against measured cost of a run, for models of several sizes.
 
-Each model is run twice with the command that a user types: once to fill the cache, then for a few steps that count. The
-prediction is that of `run` (launch/plan), made before the start. Memory is the largest proportional sum of all
-processes (a shared page counts once) and the largest resident size of learner and actor; times are medians of steps.
-Lengths are not known before the start, so all is predicted once more with the lengths that were sampled. They differ as
-in a real run: the model with random weights ends an answer with one token in thirty-two. The reward is the parity of
-token ids, because groups without differences would not be trained on; only the embedded model solves its own tasks.
+Each model is run three times with the command that a user types: once to fill the cache, then for a few steps whose
+memory counts, then for as many whose times do, because looking at memory takes time. The prediction is that of `run`
+(launch/plan), made before the start. Memory is the largest proportional sum of all processes (a shared page counts
+once) and the largest resident size of learner and actor; times are medians of steps. What is sampled is not known
+before the start, so all is predicted once more for the lengths that were sampled and the groups that were trained on.
+Lengths differ as in a real run: the model with random weights ends an answer with one token in thirty-two. The reward
+is the parity of token ids, because groups without differences would not be trained on; only the embedded model solves
+its own tasks.
 
     python -m benchmarks.predicted [--models FOLDER ...] [--steps 12] [--prompts 2] [--tokens 128] [--set KEY=VALUE ...]
 
@@ -15,23 +17,28 @@ Without --models: the embedded model, and one of 28 million parameters with rand
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from benchmarks import parity_reward
 from benchmarks.machine import write_result
-from benchmarks.process_tree import run_watched
+from benchmarks.process_tree import Watched, run_watched
 from launch.commands.run import speeds_of
 from launch.plan.cost import find_shape, work_of
-from launch.plan.duration import step_time
+from launch.plan.duration import step_time, update_s
 from launch.plan.machine import NotMeasured
-from launch.plan.memory import MIB, host_memory
+from launch.plan.memory import MIB, Work, host_memory
+from launch.plan.shape import Lengths, ModelShape
 from shared.config.load import config_from_json
 from shared.config.model import cache_root
 from shared.process.processor import cores_here, gains_by_packing, read_flags
@@ -51,6 +58,9 @@ ENDS = 32
 """Every so many-th token of the small model ends an answer."""
 POLL_S = 0.5
 """Ten looks at the memory in a second make a step twice as long."""
+MANY = 1_000_000
+"""Groups, or kB, of a step: all of them."""
+NO_KEYS: Mapping[str, object] = MappingProxyType({})
 COMPARED = ("all_mb", "learner_mb", "actor_mb", "rollout_s", "update_s", "step_s")
 
 
@@ -72,7 +82,7 @@ def main() -> None:
         for name, folder in models.items():
             found[name] = compared(name, folder, args, work)
             print(name, json.dumps(found[name], indent=2), flush=True)
-            # Each as it ends: a large model takes a quarter of an hour.
+            # Each as it ends: a large model takes half an hour.
             print(write_result(args.out, figures), flush=True)
 
 
@@ -90,65 +100,103 @@ def compared(name: str, folder: Path | None, args: argparse.Namespace, work: Pat
     """Figures of one model."""
     runs = work / "runs"
     runs.mkdir(exist_ok=True)
-    run_once(folder, args, runs / f"{name}-first", steps=1)
-    watched = run_once(folder, args, runs / name, steps=args.steps)
-    run = RunDir(runs / name)
-    summary, predicted = read_summary(run), read_prediction(run)
-    assert summary and summary.measured and predicted
-    measured = msgspec.structs.replace(summary.measured, all_mb=round(watched))
+    argv = partial(command, folder, args)
+    succeeded(watched(argv(runs / f"{name}-first", steps=1)))
+    # With the lengths of all completions, whose writing would count in the timed run.
+    all_lengths = {"log.rollouts_per_step": MANY, "log.rollouts_kb": MANY}
+    found = succeeded(watched(argv(runs / f"{name}-memory", steps=args.steps, keys=all_lengths)))
+    subprocess.run(argv(runs / name, steps=args.steps), check=True, stdout=subprocess.DEVNULL)
+    run, of_memory = RunDir(runs / name), RunDir(runs / f"{name}-memory")
+    measured, predicted = measured_in(run), read_prediction(run)
+    assert predicted
+    memory = {key: getattr(measured_in(of_memory), key) for key in ("learner_mb", "actor_mb")}
+    measured = msgspec.structs.replace(measured, all_mb=round(found.pss_mb), **memory)
     return {
         "predicted": msgspec.to_builtins(predicted),
         "measured": msgspec.to_builtins(measured),
         "predicted_over_measured": ratios(predicted, measured),
-        "at_the_sampled_lengths": ratios(at_lengths(run, predicted, measured), measured),
+        "as_sampled": ratios(as_sampled(of_memory), measured),
     }
 
 
-def run_once(folder: Path | None, args: argparse.Namespace, out: Path, steps: int) -> float:
-    """Largest proportional memory in MB of a run."""
-    keys = {"run.steps": steps, "eval.problems": 0, "compute.device": "cpu"}
+def command(
+    folder: Path | None, args: argparse.Namespace, out: Path, steps: int, keys: Mapping[str, object] = NO_KEYS
+) -> list[str]:
+    """That a user types."""
+    given = {"run.steps": steps, "eval.problems": 0, "compute.device": "cpu", **keys}
     if folder:
-        keys |= {
+        given |= {
             "model.path": folder,
             "rollout.prompts": args.prompts,
             "rollout.max_new_tokens": args.tokens,
             "verifier.kind": "callable",
             "verifier.function": f"{parity_reward.__file__}:parity",
         }
-    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    words += [word for given in args.set for word in ("--set", given)]
-    argv = [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *words]
-    log = out.with_suffix(".log")
-    found = run_watched(argv, log, dict(os.environ), poll_s=POLL_S)
-    if found.code != 0:
-        raise SystemExit(f"the run of {folder or 'embedded'} ended with {found.code}:\n{log.read_text()[-3000:]}")
-    return found.pss_mb
+    settings = [f"{key}={value}" for key, value in given.items()] + args.set
+    words = [word for setting in settings for word in ("--set", setting)]
+    return [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *words]
 
 
-def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
-    """The prediction for completions as long as those that were sampled: time for their average, memory for the average
-    of the longest step."""
+def watched(argv: list[str]) -> tuple[Watched, Path]:
+    """And the log."""
+    log = Path(argv[argv.index("--out") + 1]).with_suffix(".log")
+    return run_watched(argv, log, dict(os.environ), poll_s=POLL_S), log
+
+
+def succeeded(found: tuple[Watched, Path]) -> Watched:
+    run, log = found
+    if run.code != 0:
+        raise SystemExit(f"a run ended with {run.code}:\n{log.read_text()[-3000:]}")
+    return run
+
+
+def measured_in(run: RunDir) -> Figures:
+    summary = read_summary(run)
+    assert summary and summary.measured
+    return summary.measured
+
+
+def as_sampled(run: RunDir) -> Figures:
+    """The prediction for what was sampled."""
     config = config_from_json(run.config.read_bytes())
     packs = gains_by_packing(read_flags(CPUINFO), config.compute)
     work = work_of(config, cores=cores_here(), packs=packs)
-    mean = measured.completion_tokens or work.lengths.completion
-    longest = max(json.loads(row)["length/mean"] for row in run.metrics.read_text().splitlines())
-    lengths = replace(work.lengths, completion=max(1, round(mean)), longest=max(1, round(longest)))
-    work = replace(work, lengths=lengths)
     shape = find_shape(config.model, config.lora.targets)
-    memory = host_memory(shape, work)
-    found = msgspec.structs.replace(
-        predicted,
+    rows = [json.loads(row) for row in run.metrics.read_text().splitlines()]
+    memory = memory_as_sampled(shape, work, rows)
+    try:
+        speeds = speeds_of(config.compute, cache_root(config.model))
+    except NotMeasured:  # On a machine that is too busy; memory is compared all the same.
+        return memory
+    usual = Lengths(
+        prompt=work.lengths.prompt,
+        completion=max(1, round(statistics.median(row["length/mean"] for row in rows))),
+        longest=round(statistics.median(longest_of_steps(run))),
+    )
+    idle = [0 if config.loss.kl_beta else row["groups/idle"] for row in rows]
+    work = replace(work, lengths=usual)
+    trained = replace(work, groups=max(1, round(work.groups - statistics.median(idle))))
+    time = replace(step_time(shape, work, *speeds), update=update_s(shape, trained, speeds[1]))
+    return msgspec.structs.replace(memory, rollout_s=time.rollout, update_s=time.update, step_s=time.step)
+
+
+def memory_as_sampled(shape: ModelShape, work: Work, rows: Sequence[Mapping[str, Any]]) -> Figures:
+    """For the longest step. Micro-batches are filled by the tokens that there are, so its mean length counts."""
+    mean = max(1, round(max(row["length/mean"] for row in rows)))
+    memory = host_memory(shape, replace(work, lengths=replace(work.lengths, completion=mean, longest=mean)))
+    return Figures(
         learner_mb=round(memory.learner_peak / MIB),
         actor_mb=round(memory.actor_peak / MIB),
         all_mb=round(memory.total / MIB),
     )
-    try:
-        actor, learner = speeds_of(config.compute, cache_root(config.model))
-    except NotMeasured:  # On a machine that is too busy; memory is compared all the same.
-        return found
-    time = step_time(shape, work, actor, learner)
-    return msgspec.structs.replace(found, rollout_s=time.rollout, update_s=time.update, step_s=time.step)
+
+
+def longest_of_steps(run: RunDir) -> list[int]:
+    """Tokens of the longest completion of each step."""
+    longest: dict[int, int] = {}
+    for row in map(json.loads, run.rollouts.read_text().splitlines()):
+        longest[row["step"]] = max(longest.get(row["step"], 1), *row["lengths"])
+    return list(longest.values())
 
 
 def ratios(predicted: Figures, measured: Figures) -> dict[str, float]:

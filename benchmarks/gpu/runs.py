@@ -195,7 +195,10 @@ def assume_speed(place: Place, cache: Path) -> None:
             eight_bit=(),
             layer_step=1e-4,
             folded_step=1e-4,
+            step_value=1e-9,
+            folded_value=1e-9,
             layer_update=1e-3,
+            update_value=1e-9,
         )
         made_up = Speed(rates=rates, sampler=1e-9, operation=1e-6, element=1e-10)
         threads = SMALL["compute.learner_threads"]

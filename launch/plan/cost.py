@@ -37,7 +37,7 @@ STEPPED_COPIES = 4
 """Of the adapter with compute.parallel = "zero2": values, gradient and two moments."""
 FEWEST_AT_ONCE = 8
 """Completions. A token step of fewer takes about as long, so an order would only take longer."""
-EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
+EMBEDDED = Lengths(prompt=46, completion=22, longest=30)
 """The embedded model answers its own problems in so many tokens."""
 
 

@@ -1,18 +1,19 @@
 """How long a step takes on this machine, from its measured speed.
 
-    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls) x orders
-              / actors that compute at once; nothing in a warm start
+    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + other work of
+              the layers) x orders / actors that compute at once; nothing in a warm start
     update    micro-batches x (passes with gradient x weights x (product forward, once more if recomputed, gradient
-              backward) + passes without it x weights x product forward, each with head and elements)
+              backward) + passes without it x weights x product forward, each with head and other work)
               / ranks, as if there were cores for all, + updates x optimizer
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
-an update costs its arithmetic. Work besides the products is measured layer by layer and counted by bytes.
+an update costs its arithmetic. Other work of the layers is counted by layers and by values that their products give.
 `benchmarks/predicted.py` compares predictions with runs.
 Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
 Left out: how many groups teach nothing and cost no update, replacements, the pass of [constraint] over the completions
-that it penalises, the longer prompts of a teacher, and time that a user's reward takes.
+that it penalises, the longer prompts of a teacher, time that a user's reward takes, other ranks of the adapter than the
+default, and what modules take beyond layers of our own.
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,6 @@ from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 
 STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
-ELEMENT_PASSES = 120.0
-"""How often an update reads and writes what the products of the layers give for each token. Less often than that, but
-most of it is not in a cache, where the measured operation has its operands."""
-THIN_PRODUCTS = 1.15
-"""Products of the adapter beside those of the base, in an update."""
 ROUNDING = 0.01
 """A share of the head that is as good as all of it."""
 OPTIMIZER_PASSES = 16
@@ -69,7 +65,8 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
-    prefill = shape.linear * speed.product_s(groups * lengths.prompt)
+    prompts = groups * lengths.prompt
+    prefill = shape.linear * speed.product_s(prompts) + prompts * shape.outputs * speed.rates.step_value
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates, lengths.longest
     if work.packs_for(shape, longest):
@@ -117,8 +114,10 @@ def token_step_s(
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    calls = shape.layers * (rates.folded_step if work.folds(shape) else rates.layer_step)
-    return products + head + sampler + cache + calls + STEP_CALLS * speed.operation
+    folds = work.folds(shape)
+    calls = shape.layers * (rates.folded_step if folds else rates.layer_step)
+    values = rows * shape.outputs * (rates.folded_value if folds else rates.step_value)
+    return products + head + sampler + cache + values + calls + STEP_CALLS * speed.operation
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -131,10 +130,9 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     used = used_tokens(work, largest)
     # Through modules, prompts and completions go one after the other.
     runs = (largest,) if shape.own_layers else (used, largest - used)
-    products = THIN_PRODUCTS * shape.linear * sum(speed.product_s(rows) for rows in runs)
-    elements = ELEMENT_PASSES * largest * shape.outputs * work.value_bytes * speed.element
+    products = shape.linear * sum(speed.product_s(rows) for rows in runs)
     # As much forward as backward.
-    beside = (elements + shape.layers * rates.layer_update) / 2
+    beside = (largest * shape.outputs * rates.update_value + shape.layers * rates.layer_update) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * rates.head * used
     with_gradient = (2 if work.recomputes else 1) * forward + backward + head

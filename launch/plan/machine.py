@@ -7,7 +7,8 @@
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
-    layer       seconds of a layer besides its products: a token step, an update (launch/plan/small_model.py)
+    layer       seconds of a layer besides its products: a token step, an update, and what both take for each value
+                that a product gives (launch/plan/small_model.py)
     operation   seconds of an operation on a tensor so small that only the call counts
     element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
 
@@ -47,7 +48,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 14
+FORMAT = 16
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -82,11 +83,17 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     eight_bit: tuple[float, ...]
     """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
     layer_step: float
-    """Seconds of a layer in a token step, besides its products."""
+    """Seconds of a layer's calls in a token step."""
     folded_step: float
     """The same with sums of base and adapter."""
+    step_value: float
+    """Seconds of a token step for each value that the products of the base give, besides products and calls."""
+    folded_value: float
+    """The same with sums of base and adapter."""
     layer_update: float
-    """Seconds of a layer in an update of one micro-batch, besides its products."""
+    """Seconds of a layer's calls in an update of one micro-batch."""
+    update_value: float
+    """As `step_value`, in an update."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +214,9 @@ def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     one, few = speed.rates, sum(rows <= CODED_ROWS for rows in ROWS)
     times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_step]
-    times += [one.layer_step, one.folded_step, one.layer_update, speed.sampler, speed.operation, speed.element]
+    times += [one.layer_step, one.folded_step, one.layer_update]
+    times += [one.step_value, one.folded_value, one.update_value]
+    times += [speed.sampler, speed.operation, speed.element]
     is_whole = len(one.product) == len(one.packed) == len(ROWS)
     is_whole = is_whole and len(one.coded) in (0, few) and len(one.eight_bit) in (0, len(ROWS))
     return is_whole and all(math.isfinite(t) and t > 0 for t in times)
@@ -285,7 +294,7 @@ def measure_rates(dtype: Any) -> Rates:
         packed_has_same_bits,
         right_factor_has_same_bits,
     )
-    from launch.plan.small_model import layer_calls
+    from launch.plan.small_model import layer_times
     from shared.model.head import head_logits, token_stats
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
@@ -315,7 +324,7 @@ def measure_rates(dtype: Any) -> Rates:
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
         packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
-    calls = layer_calls(dtype, best_time)
+    layer = layer_times(dtype, best_time)
     return Rates(
         product=product,
         gradient=gradient,
@@ -325,9 +334,12 @@ def measure_rates(dtype: Any) -> Rates:
         packing=packing,
         coded=coded_times(dtype, xs),
         eight_bit=eight_bit_times(dtype, xs),
-        layer_step=calls.step,
-        folded_step=calls.folded_step,
-        layer_update=calls.update,
+        layer_step=layer.step.calls,
+        step_value=layer.step.value,
+        folded_step=layer.folded_step.calls,
+        folded_value=layer.folded_step.value,
+        layer_update=layer.update.calls,
+        update_value=layer.update.value,
     )
 
 

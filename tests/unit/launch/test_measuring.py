@@ -2,11 +2,13 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 from msgspec import structs
 
 from launch.commands.run import speeds_of
@@ -25,6 +27,7 @@ from launch.plan.machine import (
     measure_elsewhere,
 )
 from launch.plan.memory import Dtype
+from launch.plan.small_model import DEEP, SHALLOW, OtherTimes, layer_times
 from shared.config.processes import ComputeConfig
 from shared.process.processor import BF16_FLAGS, CPUINFO, read_flags
 from tests.support.machines import HALF
@@ -180,6 +183,29 @@ def test_this_machine_is_measured_within_seconds(dtype: Dtype) -> None:
         pytest.skip("this processor emulates bf16, which takes most of a minute")
     rates = measure_elsewhere(1, "fast", dtype).rates
     assert rates.product[-1] > rates.product[0] > 0, "512 rows take longer than one"
+
+
+def test_what_layers_take_besides_products_is_solved_for_calls_and_values() -> None:
+    calls, value, products = 1e-3, 2e-9, 5e-3
+    tiny, narrow = 10_000, 1_000_000
+    found = OtherTimes.of(calls + tiny * value, products + calls + narrow * value, products, tiny, narrow)
+    assert found.value == pytest.approx(value) and found.calls == pytest.approx(calls)
+
+
+@pytest.mark.parametrize(("call_s", "prompts"), [(0.1, 4), (10.0, 1)], ids=["usual", "slow"])
+def test_a_difference_of_times_counts_as_a_tenth_at_least(call_s: float, prompts: int) -> None:
+    made: list[object] = []
+
+    def best(work: Callable[[], object]) -> float:
+        made.append(work())
+        return call_s
+
+    found = layer_times(torch.float32, best)
+    tenth = 0.01 * call_s / (DEEP - SHALLOW)
+    tiny, narrow = 4 * 64 + 2 * 128, 4 * 128 + 2 * 384
+    assert found.step == found.folded_step and made
+    assert found.step.value == pytest.approx(tenth / (128 * narrow - 8 * tiny))
+    assert found.update.value == pytest.approx(tenth / (160 * (prompts * narrow - tiny)))
 
 
 def test_products_between_two_measurements_are_on_a_line() -> None:

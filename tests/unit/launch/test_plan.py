@@ -42,8 +42,20 @@ from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"eight_bit": (), "layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
-RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
+CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
+VALUES = {"step_value": 1e-9, "folded_value": 1e-9, "update_value": 1e-8}
+RATES = Rates(
+    product=TIMES,
+    packed=TIMES,
+    packing=0.0,
+    gradient=8e-9,
+    head=5e-11,
+    head_step=1e-9,
+    coded=(),
+    eight_bit=(),
+    **CALLS,
+    **VALUES,
+)
 SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
 
 

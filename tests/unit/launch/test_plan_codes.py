@@ -118,6 +118,24 @@ def test_a_layers_own_time_counts_once_for_each_token() -> None:
     assert step_time(HALF, work(), SPEED, update).update > step_time(HALF, work(), SPEED, SPEED).update + 0.2
 
 
+def test_what_is_done_with_each_value_counts_by_values() -> None:
+    slower = {name: getattr(RATES, name) + 1e-9 for name in ("step_value", "update_value")}
+    speed, folded = (
+        structs.replace(SPEED, rates=structs.replace(RATES, **changes))
+        for changes in (slower, {"folded_value": RATES.folded_value + 1e-9})
+    )
+    # A prompt, and 8 tokens in each of 64 steps.
+    for fold, other, tokens in (("never", speed, 64 + 64 * 8), ("always", folded, 64 * 8), ("never", folded, 0)):
+        one = work(actor={"fold": fold})
+        found, longer = (decode_s(HALF, one, each, groups=1, rows=8, lengths=LENGTHS) for each in (SPEED, other))
+        assert longer - found == pytest.approx(tokens * HALF.outputs * 1e-9)
+    # What is computed again is half of it.
+    for recompute, share in (("never", 1.0), ("always", 1.5)):
+        one = work(batch={"recompute": recompute})
+        found, longer = (step_time(HALF, one, SPEED, learner).update for learner in (SPEED, speed))
+        assert longer - found == pytest.approx(share * (64 + 8 * 64) * HALF.outputs * 1e-9)
+
+
 def test_with_amx_nothing_is_packed() -> None:
     config = resolve({"compute": {"dtype": "bf16"}, "rollout": {"max_new_tokens": 64}})
     usual, amx = (
