@@ -59,7 +59,7 @@ ENDS = 32
 POLL_S = 0.5
 """Ten looks at the memory in a second make a step twice as long."""
 MANY = 1_000_000
-"""Groups, or kB, of a step: all of them."""
+"""More groups, and more kB, than a step has."""
 NO_KEYS: Mapping[str, object] = MappingProxyType({})
 COMPARED = ("all_mb", "learner_mb", "actor_mb", "rollout_s", "update_s", "step_s")
 
@@ -101,11 +101,11 @@ def compared(name: str, folder: Path | None, args: argparse.Namespace, work: Pat
     runs = work / "runs"
     runs.mkdir(exist_ok=True)
     argv = partial(command, folder, args)
-    succeeded(watched(argv(runs / f"{name}-first", steps=1)))
+    watched(argv(runs / f"{name}-first", steps=1))
     # With the lengths of all completions, whose writing would count in the timed run.
     all_lengths = {"log.rollouts_per_step": MANY, "log.rollouts_kb": MANY}
-    found = succeeded(watched(argv(runs / f"{name}-memory", steps=args.steps, keys=all_lengths)))
-    subprocess.run(argv(runs / name, steps=args.steps), check=True, stdout=subprocess.DEVNULL)
+    found = watched(argv(runs / f"{name}-memory", steps=args.steps, keys=all_lengths))
+    timed(argv(runs / name, steps=args.steps))
     run, of_memory = RunDir(runs / name), RunDir(runs / f"{name}-memory")
     measured, predicted = measured_in(run), read_prediction(run)
     assert predicted
@@ -122,7 +122,7 @@ def compared(name: str, folder: Path | None, args: argparse.Namespace, work: Pat
 def command(
     folder: Path | None, args: argparse.Namespace, out: Path, steps: int, keys: Mapping[str, object] = NO_KEYS
 ) -> list[str]:
-    """That a user types."""
+    """The command that a user types."""
     given = {"run.steps": steps, "eval.problems": 0, "compute.device": "cpu", **keys}
     if folder:
         given |= {
@@ -137,17 +137,27 @@ def command(
     return [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *words]
 
 
-def watched(argv: list[str]) -> tuple[Watched, Path]:
-    """And the log."""
-    log = Path(argv[argv.index("--out") + 1]).with_suffix(".log")
-    return run_watched(argv, log, dict(os.environ), poll_s=POLL_S), log
+def log_of(argv: list[str]) -> Path:
+    return Path(argv[argv.index("--out") + 1]).with_suffix(".log")
 
 
-def succeeded(found: tuple[Watched, Path]) -> Watched:
-    run, log = found
-    if run.code != 0:
-        raise SystemExit(f"a run ended with {run.code}:\n{log.read_text()[-3000:]}")
-    return run
+def watched(argv: list[str]) -> Watched:
+    """A run whose memory is looked at."""
+    found = run_watched(argv, log_of(argv), dict(os.environ), poll_s=POLL_S)
+    refuse_failure(found.code, log_of(argv))
+    return found
+
+
+def timed(argv: list[str]) -> None:
+    """A run that nothing looks at."""
+    with log_of(argv).open("wb") as log:
+        code = subprocess.run(argv, check=False, stdout=log, stderr=subprocess.STDOUT).returncode
+    refuse_failure(code, log_of(argv))
+
+
+def refuse_failure(code: int, log: Path) -> None:
+    if code != 0:
+        raise SystemExit(f"a run ended with {code}:\n{log.read_text()[-3000:]}")
 
 
 def measured_in(run: RunDir) -> Figures:

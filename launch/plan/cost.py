@@ -38,7 +38,7 @@ STEPPED_COPIES = 4
 FEWEST_AT_ONCE = 8
 """Completions. A token step of fewer takes about as long, so an order would only take longer."""
 EMBEDDED = Lengths(prompt=46, completion=22, longest=30)
-"""The embedded model answers its own problems in so many tokens."""
+"""The embedded model answers its own problems in so many tokens; longest: of a usual step."""
 
 
 class NoPlan(Exception):

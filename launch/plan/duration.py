@@ -18,7 +18,7 @@ default, and what modules take beyond layers of our own.
 
 from dataclasses import dataclass
 
-from launch.plan.machine import SAMPLER_ROWS, Speed, between
+from launch.plan.machine import SAMPLER_ROWS, Rates, Speed, between
 from launch.plan.memory import Work, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 
@@ -65,8 +65,9 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
-    prompts = groups * lengths.prompt
-    prefill = shape.linear * speed.product_s(prompts) + prompts * shape.outputs * speed.rates.step_value
+    prompt_tokens, (calls, value) = groups * lengths.prompt, other_times(speed.rates, folds=work.folds(shape))
+    prefill = shape.linear * speed.product_s(prompt_tokens) + prompt_tokens * shape.outputs * value
+    prefill += shape.layers * calls
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates, lengths.longest
     if work.packs_for(shape, longest):
@@ -114,10 +115,14 @@ def token_step_s(
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    folds = work.folds(shape)
-    calls = shape.layers * (rates.folded_step if folds else rates.layer_step)
-    values = rows * shape.outputs * (rates.folded_value if folds else rates.step_value)
-    return products + head + sampler + cache + values + calls + STEP_CALLS * speed.operation
+    calls, value = other_times(rates, folds=work.folds(shape))
+    others = shape.layers * calls + rows * shape.outputs * value
+    return products + head + sampler + cache + others + STEP_CALLS * speed.operation
+
+
+def other_times(rates: Rates, *, folds: bool) -> tuple[float, float]:
+    """Seconds in a token step besides products: of a layer's calls, and for each value that its products give."""
+    return (rates.folded_step, rates.folded_value) if folds else (rates.layer_step, rates.step_value)
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -148,7 +153,7 @@ def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
         return 0.0
     seconds = 0.0
     for cap in filter(None, (evaluation.max_new_tokens or usual.longest, evaluation.long_cap)):
-        mean = max(1, round(usual.completion * cap / usual.longest))
+        mean = cap if usual.completion == usual.longest else min(usual.completion, cap)
         lengths = Lengths(prompt=usual.prompt, completion=mean, longest=cap)
         for count, samples in evaluation.largest_orders(work.rollout.prompts * work.rollout.group):
             orders = max(1.0, evaluation.problems / count / max(1, work.at_once))

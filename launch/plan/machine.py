@@ -7,8 +7,8 @@
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
-    layer       seconds of a layer besides its products: a token step, an update, and what both take for each value
-                that a product gives (launch/plan/small_model.py)
+    layer       seconds of a layer besides its products, in a token step and in an update: for its calls, and for each
+                value that a product gives (launch/plan/small_model.py)
     operation   seconds of an operation on a tensor so small that only the call counts
     element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
 

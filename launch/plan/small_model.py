@@ -9,7 +9,8 @@ micro-batch. Beside them, each value is read and written many times: in norms, a
 of the adapter. The measured functions are those of a run, with an adapter on every linear. Both times differ more than
 twofold between machines, and timing one operation does not predict them.
 
-Left out: the products of a tiny layer, and ranks other than the default.
+Left out: the products of a tiny layer, ranks other than the default, an adapter that is packed or read as codes, and
+that small prompts are copied to their rows, which takes fewer calls.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,10 @@ PROMPT, ROWS, TOKENS = 32, 8, 16
 CPU = torch.device("cpu")
 STEP_PROMPTS, UPDATE_PROMPTS = 16, 4
 """In a narrow layer. A tiny one has one prompt."""
-SLOW_S = 0.02
+SLOW_LAYER_S = 0.02
 """Where a tiny layer takes longer in an update, as with emulated bf16, a narrow one has one prompt too."""
+SLOW_CALL_S = 0.3
+"""Calls that take longer have one turn."""
 Best = Callable[..., float]
 """Seconds of the fastest call."""
 Work = Callable[[Policy, int], Callable[[], object]]
@@ -51,7 +54,7 @@ class LayerSize:
 
 
 TINY, NARROW = LayerSize(hidden=64, inner=128), LayerSize(hidden=128, inner=384)
-"""A tiny layer takes little longer than its calls. A narrow one takes twice as long for its values as for products."""
+"""A tiny layer takes little longer than its calls. A narrow one takes longer for its values than for its products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,8 @@ class OtherTimes:
 
     @staticmethod
     def of(tiny_s: float, narrow_s: float, products_s: float, tiny_values: int, narrow_values: int) -> "OtherTimes":
-        """A difference of measured times can be negative; it counts as a tenth of the whole at least."""
+        """tiny_s, narrow_s: of a layer. products_s: of the narrow one's. A difference of measured times can be
+        negative; it counts as a tenth of the whole at least."""
         value = max(narrow_s - products_s - tiny_s, 0.1 * narrow_s) / (narrow_values - tiny_values)
         return OtherTimes(calls=max(tiny_s - value * tiny_values, 0.1 * tiny_s), value=value)
 
@@ -83,6 +87,9 @@ class LayerTimes:
 def layer_times(dtype: torch.dtype, best: Best) -> LayerTimes:
     tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
     step, update = step_times(tiny, narrow, best), update_times(tiny, narrow, best)
+    if dtype != torch.float32:
+        # Only fp32 weights are summed with the adapter.
+        return LayerTimes(step=step, folded_step=step, update=update)
     for policy in (tiny.shallow, tiny.deep, narrow.shallow, narrow.deep):
         policy.adapter.fold()
     return LayerTimes(step=step, folded_step=step_times(tiny, narrow, best), update=update)
@@ -96,7 +103,7 @@ def step_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> OtherTimes
 
 def update_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> OtherTimes:
     tiny_s, group = tiny.layer_s(best, micro_batch, 1), PROMPT + ROWS * TOKENS
-    prompts = UPDATE_PROMPTS if tiny_s < SLOW_S else 1
+    prompts = UPDATE_PROMPTS if tiny_s < SLOW_LAYER_S else 1
     narrow_s, tokens = narrow.layer_s(best, micro_batch, prompts), prompts * group
     products_s = narrow.forward_s(best, tokens) + narrow.backward_s(best, tokens)
     return OtherTimes.of(tiny_s, narrow_s, products_s, group * tiny.outputs, tokens * narrow.outputs)
@@ -120,9 +127,10 @@ class TwoDepths:
 
     def layer_s(self, best: Best, work: Work, prompts: int) -> float:
         few, many = work(self.shallow, prompts), work(self.deep, prompts)
+        short, long = best(few), best(many)
         # In turns, since a machine is slower for a while, and the difference is small.
-        times = [(best(few), best(many)) for _ in range(TURNS)]
-        short, long = (min(each) for each in zip(*times, strict=True))
+        for _ in range(TURNS - 1 if long < SLOW_CALL_S else 0):
+            short, long = min(short, best(few)), min(long, best(many))
         return max(long - short, 0.1 * long) / (DEEP - SHALLOW)
 
     def forward_s(self, best: Best, rows: int) -> float:

@@ -1,4 +1,4 @@
-"""Made-up machines for doctor's tests: a good one, and ways to change it."""
+"""Made-up machines: a good one for doctor, ways to change it, and a speed for the plan."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
+from launch.plan.machine import Rates, Speed
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
@@ -66,6 +67,25 @@ QWEN_15B = ModelShape(
     outputs=28 * (3 * 1536 + 2 * 256 + 2 * 8960),
     own_layers=True,
 )
+TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
+RATES = Rates(
+    product=TIMES,
+    gradient=8e-9,
+    head=5e-11,
+    head_step=1e-9,
+    packed=TIMES,
+    packing=0.0,
+    coded=(),
+    eight_bit=(),
+    layer_step=1e-4,
+    step_value=1e-9,
+    folded_step=1e-4,
+    folded_value=1e-9,
+    layer_update=1e-3,
+    update_value=1e-8,
+)
+SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
+"""Made-up times of a machine."""
 CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", processes=())
 TORCH_CUDA = TorchBuild(
     version="2.13.0+cu130",

@@ -238,7 +238,9 @@ def test_the_largest_file_may_be_the_dense_base() -> None:
 
 def test_the_memory_that_is_needed_is_that_on_the_cores_of_the_container() -> None:
     """Where threads share cores, actors take turns, and one of them at a time has the memory of an order."""
-    many = configured(compute={"actors": 2, "dtype": "bf16"})(but("model", shape=QWEN_15B)(sound()))
+    many = configured(compute={"actors": 2, "dtype": "bf16"}, model={"path": "somewhere"})(
+        but("model", shape=QWEN_15B)(sound())
+    )
     many = but("processor", cores=8)(many)
     said = {cpus: hardware_checks.available(but("cgroup", cpus=cpus)(many)).found for cpus in (None, 8.0, 1.5)}
     alone = hardware_checks.available(but("processor", cores=1)(many)).found

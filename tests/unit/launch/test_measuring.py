@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -27,11 +27,11 @@ from launch.plan.machine import (
     measure_elsewhere,
 )
 from launch.plan.memory import Dtype
-from launch.plan.small_model import DEEP, SHALLOW, OtherTimes, layer_times
+from launch.plan.small_model import DEEP, SHALLOW, TURNS, OtherTimes, layer_times
 from shared.config.processes import ComputeConfig
 from shared.process.processor import BF16_FLAGS, CPUINFO, read_flags
-from tests.support.machines import HALF
-from tests.unit.launch.test_plan import SPEED, dry_run, work
+from tests.support.machines import HALF, SPEED
+from tests.unit.launch.test_plan import dry_run, work
 
 
 def test_slow_calls_are_made_twice_and_quick_ones_until_the_time_is_up() -> None:
@@ -185,27 +185,53 @@ def test_this_machine_is_measured_within_seconds(dtype: Dtype) -> None:
     assert rates.product[-1] > rates.product[0] > 0, "512 rows take longer than one"
 
 
-def test_what_layers_take_besides_products_is_solved_for_calls_and_values() -> None:
-    calls, value, products = 1e-3, 2e-9, 5e-3
-    tiny, narrow = 10_000, 1_000_000
-    found = OtherTimes.of(calls + tiny * value, products + calls + narrow * value, products, tiny, narrow)
-    assert found.value == pytest.approx(value) and found.calls == pytest.approx(calls)
+TINY_VALUES, NARROW_VALUES = 4 * 64 + 2 * 128, 4 * 128 + 2 * 384
+"""Of one row."""
 
 
-@pytest.mark.parametrize(("call_s", "prompts"), [(0.1, 4), (10.0, 1)], ids=["usual", "slow"])
-def test_a_difference_of_times_counts_as_a_tenth_at_least(call_s: float, prompts: int) -> None:
-    made: list[object] = []
+class Written:
+    """Times of calls, in their order; each call is made once."""
 
-    def best(work: Callable[[], object]) -> float:
-        made.append(work())
-        return call_s
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = list(seconds)
 
+    def __call__(self, work: Callable[[], object]) -> float:
+        work()
+        return self.seconds.pop(0)
+
+
+def turns(layer_s: float, first_s: float = 1e-3) -> list[float]:
+    """Of models with SHALLOW and with DEEP layers that take so long each, and of what is not in layers."""
+    return TURNS * [first_s + SHALLOW * layer_s, first_s + DEEP * layer_s]
+
+
+def test_calls_and_values_are_solved_from_the_measured_times() -> None:
+    step = [*turns(1e-3), *turns(10e-3), DEEP * 2e-3]
+    update = [*turns(5e-3), *turns(30e-3), DEEP * 6e-3, DEEP * 8e-3]
+    folded = [*turns(0.8e-3), *turns(5e-3), DEEP * 2e-3]
+    best = Written(*step, *update, *folded)
     found = layer_times(torch.float32, best)
-    tenth = 0.01 * call_s / (DEEP - SHALLOW)
-    tiny, narrow = 4 * 64 + 2 * 128, 4 * 128 + 2 * 384
-    assert found.step == found.folded_step and made
-    assert found.step.value == pytest.approx(tenth / (128 * narrow - 8 * tiny))
-    assert found.update.value == pytest.approx(tenth / (160 * (prompts * narrow - tiny)))
+    value = 7e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES)
+    assert astuple(found.step) == pytest.approx((1e-3 - 8 * TINY_VALUES * value, value))
+    value = (30e-3 - 14e-3 - 5e-3) / (160 * (4 * NARROW_VALUES - TINY_VALUES))
+    assert astuple(found.update) == pytest.approx((5e-3 - 160 * TINY_VALUES * value, value))
+    assert found.folded_step.value == pytest.approx(2.2e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES))
+    assert not best.seconds
+
+
+def test_a_slow_processor_measures_less() -> None:
+    """One turn of calls that take long, and one prompt in the update of a narrow layer."""
+    tiny, narrow = (0.1, 0.9), (0.2, 1.4)
+    best = Written(*tiny, *narrow, 0.08, *tiny, *narrow, 0.08, 0.08, *tiny, *narrow, 0.08)
+    found = layer_times(torch.float32, best)
+    layer, whole = 0.8 / (DEEP - SHALLOW), 1.2 / (DEEP - SHALLOW)
+    assert found.update.value == pytest.approx((whole - 0.16 / DEEP - layer) / (160 * (NARROW_VALUES - TINY_VALUES)))
+    assert not best.seconds
+
+
+def test_a_difference_of_times_counts_as_a_tenth_at_least() -> None:
+    assert OtherTimes.of(1.0, 2.0, 1.5, 0, 10) == OtherTimes(calls=1.0, value=0.02)
+    assert OtherTimes.of(1.0, 9.0, 1.0, 10, 11).calls == 0.1
 
 
 def test_products_between_two_measurements_are_on_a_line() -> None:

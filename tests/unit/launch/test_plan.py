@@ -13,7 +13,6 @@ from launch.__main__ import main
 from launch.commands.resume import config_to_resume
 from launch.plan.cost import Plan, make_plan, plan_as_json, work_of
 from launch.plan.duration import decode_s, evaluation_s, step_time
-from launch.plan.machine import Rates, Speed
 from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
@@ -38,25 +37,9 @@ from shared.errors import ConfigError, ModelError
 from shared.model.head import CPU_COLUMNS
 from shared.run.forecast import read_prediction
 from shared.run.run_dir import RunDir
-from tests.support.machines import GIB, HALF, QWEN_15B, write_model
+from tests.support.machines import GIB, HALF, QWEN_15B, SPEED, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
-TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
-VALUES = {"step_value": 1e-9, "folded_value": 1e-9, "update_value": 1e-8}
-RATES = Rates(
-    product=TIMES,
-    packed=TIMES,
-    packing=0.0,
-    gradient=8e-9,
-    head=5e-11,
-    head_step=1e-9,
-    coded=(),
-    eight_bit=(),
-    **CALLS,
-    **VALUES,
-)
-SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
 
 
 def work(lengths: Lengths = LENGTHS, **sections: Mapping[str, object]) -> Work:

@@ -7,29 +7,11 @@ import pytest
 
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.machine import Rates, Speed
 from launch.plan.memory import LAUNCHER_BYTES, Work, host_memory, size_of
 from launch.plan.remedies import fits
 from shared.config.load import resolve
 from shared.config.tree import warm_start
-from tests.support.machines import GIB, HALF
-
-TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
-VALUES = {"step_value": 1e-9, "folded_value": 1e-9, "update_value": 1e-8}
-RATES = Rates(
-    product=TIMES,
-    packed=TIMES,
-    packing=0.0,
-    gradient=8e-9,
-    head=5e-11,
-    head_step=1e-9,
-    coded=(),
-    eight_bit=(),
-    **CALLS,
-    **VALUES,
-)
-SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
+from tests.support.machines import GIB, HALF, SPEED
 
 
 def work(*, warm: bool = True, problems: int = 0, group: int = 8, **sections: Mapping[str, object]) -> Work:

@@ -13,7 +13,6 @@ from launch.commands.run import warn_of_idle_actors
 from launch.doctor.hardware_checks import cores
 from launch.plan.cost import make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.machine import Rates, Speed
 from launch.plan.memory import UNRETURNED_BYTES, HostMemory, Work, host_memory, size_of
 from launch.plan.shape import Lengths
 from launch.presets.load import load_config
@@ -24,24 +23,7 @@ from shared.config.processes import ComputeConfig
 from shared.config.tree import RolloutConfig
 from shared.process.lease import NoLease, lease_for
 from shared.process.processor import cores_here
-from tests.support.machines import HALF, but, configured, sound
-
-TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
-VALUES = {"step_value": 1e-9, "folded_value": 1e-9, "update_value": 1e-8}
-RATES = Rates(
-    product=TIMES,
-    packed=TIMES,
-    packing=0.0,
-    gradient=8e-9,
-    head=5e-11,
-    head_step=1e-9,
-    coded=(),
-    eight_bit=(),
-    **CALLS,
-    **VALUES,
-)
-SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
+from tests.support.machines import HALF, SPEED, but, configured, sound
 
 
 def work(machine_cores: int, *, actors: int, max_lag: int = 0, **rollout: int) -> Work:

@@ -11,7 +11,6 @@ from launch.cli import parse
 from launch.doctor.hardware_checks import cores
 from launch.plan.cost import make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.machine import Rates, Speed
 from launch.plan.memory import UNRETURNED_BYTES, Work, host_memory, micro_batch_tokens, size_of, step_tokens
 from launch.plan.remedies import fewer_ranks
 from launch.plan.shape import Lengths
@@ -24,24 +23,7 @@ from shared.config.processes import ActorConfig, ComputeConfig
 from shared.process.entry_point import LOST_RANK
 from shared.process.lease import NoLease, lease_for
 from shared.process.processor import Capacity, cores_here, settled
-from tests.support.machines import HALF, but, configured, sound
-
-TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
-VALUES = {"step_value": 1e-9, "folded_value": 1e-9, "update_value": 1e-8}
-RATES = Rates(
-    product=TIMES,
-    packed=TIMES,
-    packing=0.0,
-    gradient=8e-9,
-    head=5e-11,
-    head_step=1e-9,
-    coded=(),
-    eight_bit=(),
-    **CALLS,
-    **VALUES,
-)
-SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
+from tests.support.machines import HALF, SPEED, but, configured, sound
 
 
 def work(ranks: int, token_budget: int = 4096) -> Work:
