@@ -30,10 +30,11 @@ from benchmarks.gpu.shapes import QWEN_3B, R1, Size, keys_of, write_config
 from launch.card.command import traced_plan
 from launch.card.published import facts_of
 from launch.card.work import card_work
-from launch.plan.machine import ROWS, Rates, Speed, machine_speed
+from launch.plan.machine import machine_speed
 from launch.plan.memory import VALUE_BYTES
 from launch.presets.load import load_config
 from shared.config.model import ModelConfig, cache_root
+from tests.support.machines import SPEED
 from tests.support.runs import (
     ROOT,
     SMALL,
@@ -183,27 +184,9 @@ def predicted(file: Path, gib: float) -> dict[str, Any]:
 def assume_speed(place: Place, cache: Path) -> None:
     """A dry run plans with made-up times, since to measure a machine takes seconds."""
     if place.small:
-        alike = (1e-9,) * len(ROWS)
-        rates = Rates(
-            product=alike,
-            packed=alike,
-            packing=0.0,
-            gradient=1e-9,
-            head=1e-9,
-            head_step=1e-9,
-            coded=(),
-            eight_bit=(),
-            layer_step=1e-4,
-            folded_step=1e-4,
-            step_value=1e-9,
-            folded_value=1e-9,
-            layer_update=1e-3,
-            update_value=1e-9,
-        )
-        made_up = Speed(rates=rates, sampler=1e-9, operation=1e-6, element=1e-10)
         threads = SMALL["compute.learner_threads"]
         for dtype in VALUE_BYTES:
-            machine_speed(cache, threads, "fast", dtype, measure=lambda *_: made_up, is_busy=lambda: False)
+            machine_speed(cache, threads, "fast", dtype, measure=lambda *_: SPEED, is_busy=lambda: False)
 
 
 def of_steps(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """How long a step takes on this machine, from its measured speed.
 
-    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + other work of
-              the layers) x orders / actors that compute at once; nothing in a warm start
+    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + what
+              layers do besides products) x orders / actors that compute at once; nothing in a warm start
     update    micro-batches x (passes with gradient x weights x (product forward, once more if recomputed, gradient
-              backward) + passes without it x weights x product forward, each with head and other work)
+              backward) + passes without it x weights x product forward, each with head and what layers do besides)
               / ranks, as if there were cores for all, + updates x optimizer
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
-an update costs its arithmetic. Other work of the layers is counted by layers and by values that their products give.
+an update costs its arithmetic. What layers do besides is counted by layers and by the values that their products give.
 `benchmarks/predicted.py` compares predictions with runs.
 Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
@@ -18,7 +18,7 @@ default, and what modules take beyond layers of our own.
 
 from dataclasses import dataclass
 
-from launch.plan.machine import SAMPLER_ROWS, Rates, Speed, between
+from launch.plan.machine import SAMPLER_ROWS, OtherTimes, Speed, between
 from launch.plan.memory import Work, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 
@@ -65,9 +65,8 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
-    prompt_tokens, (calls, value) = groups * lengths.prompt, other_times(speed.rates, folds=work.folds(shape))
-    prefill = shape.linear * speed.product_s(prompt_tokens) + prompt_tokens * shape.outputs * value
-    prefill += shape.layers * calls
+    tokens = groups * lengths.prompt
+    prefill = shape.linear * speed.product_s(tokens) + beside_products_s(shape, of_step(shape, work, speed), tokens)
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates, lengths.longest
     if work.packs_for(shape, longest):
@@ -115,14 +114,18 @@ def token_step_s(
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    calls, value = other_times(rates, folds=work.folds(shape))
-    others = shape.layers * calls + rows * shape.outputs * value
-    return products + head + sampler + cache + others + STEP_CALLS * speed.operation
+    beside = beside_products_s(shape, of_step(shape, work, speed), rows)
+    return products + head + sampler + cache + beside + STEP_CALLS * speed.operation
 
 
-def other_times(rates: Rates, *, folds: bool) -> tuple[float, float]:
-    """Seconds in a token step besides products: of a layer's calls, and for each value that its products give."""
-    return (rates.folded_step, rates.folded_value) if folds else (rates.layer_step, rates.step_value)
+def of_step(shape: ModelShape, work: Work, speed: Speed) -> OtherTimes:
+    layer = speed.rates.layer
+    return layer.folded_step if work.folds(shape) else layer.step
+
+
+def beside_products_s(shape: ModelShape, layer: OtherTimes, tokens: float) -> float:
+    """All layers."""
+    return shape.layers * layer.calls + tokens * shape.outputs * layer.per_value
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -137,7 +140,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     runs = (largest,) if shape.own_layers else (used, largest - used)
     products = shape.linear * sum(speed.product_s(rows) for rows in runs)
     # As much forward as backward.
-    beside = (largest * shape.outputs * rates.update_value + shape.layers * rates.layer_update) / 2
+    beside = beside_products_s(shape, rates.layer.update, largest) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * rates.head * used
     with_gradient = (2 if work.recomputes else 1) * forward + backward + head

@@ -8,7 +8,7 @@
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
     layer       seconds of a layer besides its products, in a token step and in an update: for its calls, and for each
-                value that a product gives (launch/plan/small_model.py)
+                value that a product gives
     operation   seconds of an operation on a tensor so small that only the call counts
     element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
 
@@ -31,9 +31,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +47,33 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 16
+FORMAT = 17
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
 """Of the process that measures. Importing torch from a slow disk takes half of it."""
 ROWS = (1, 8, 32, 128, 512)
-WEIGHTS_BYTES = 64 * 2**20
-OUT, IN, BLOCK = 2048, 1024, 64
-VOCABULARY, HEAD_ROWS, SAMPLER_ROWS = 4096, 512, 8
-ENOUGH_S = 0.08
-"""Each measurement is repeated for about this long."""
-TRIED_ROWS, SLOW_S = 8, 0.02
-"""A product of so few rows that takes longer is not measured with more."""
+SAMPLER_ROWS = 8
+
+
+class OtherTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a layer takes besides its products with the base."""
+
+    calls: float
+    """Seconds of all its operations, however small."""
+    per_value: float
+    """Seconds for each value that the products give."""
+
+
+class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one layer, besides its products with the base."""
+
+    step: OtherTimes
+    """In a token step."""
+    folded_step: OtherTimes
+    """The same with sums of base and adapter."""
+    update: OtherTimes
+    """In an update of one micro-batch, forward and backward."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,18 +95,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """As `product` for the first of ROWS, with weights that are read as codes; empty where none are."""
     eight_bit: tuple[float, ...]
     """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
-    layer_step: float
-    """Seconds of a layer's calls in a token step."""
-    folded_step: float
-    """The same with sums of base and adapter."""
-    step_value: float
-    """Seconds of a token step for each value that the products of the base give, besides products and calls."""
-    folded_value: float
-    """The same with sums of base and adapter."""
-    layer_update: float
-    """Seconds of a layer's calls in an update of one micro-batch."""
-    update_value: float
-    """As `step_value`, in an update."""
+    layer: LayerTimes
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,9 +216,9 @@ def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     one, few = speed.rates, sum(rows <= CODED_ROWS for rows in ROWS)
     times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_step]
-    times += [one.layer_step, one.folded_step, one.layer_update]
-    times += [one.step_value, one.folded_value, one.update_value]
     times += [speed.sampler, speed.operation, speed.element]
+    layer = one.layer
+    times += [time for part in (layer.step, layer.folded_step, layer.update) for time in (part.calls, part.per_value)]
     is_whole = len(one.product) == len(one.packed) == len(ROWS)
     is_whole = is_whole and len(one.coded) in (0, few) and len(one.eight_bit) in (0, len(ROWS))
     return is_whole and all(math.isfinite(t) and t > 0 for t in times)
@@ -226,7 +228,7 @@ def measure_elsewhere(threads: int, blas: Blas, dtype: Dtype) -> Speed:
     """In a process with the environment of a run's processes."""
     try:
         done = subprocess.run(
-            (sys.executable, "-m", "launch.plan.machine", str(threads), dtype),
+            (sys.executable, "-m", "launch.plan.measuring", str(threads), dtype),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=LIMIT_S,
@@ -244,149 +246,3 @@ def measure_elsewhere(threads: int, blas: Blas, dtype: Dtype) -> Speed:
     if not is_sound(speed):
         raise NotMeasured("the measurement gave a time of zero")
     return speed
-
-
-def best_time(*work: Callable[[], object]) -> float:
-    """Seconds of the fastest call, so that other programs disturb little. All are called in turn for a while; the
-    first round does not count. Of calls that take longer than that, two are made."""
-    until = time.perf_counter() + ENOUGH_S
-    for call in work:
-        call()
-        if time.perf_counter() >= until:
-            break
-    best, until = math.inf, time.perf_counter() + ENOUGH_S
-    for call in cycle(work):
-        start = time.perf_counter()
-        call()
-        end = time.perf_counter()
-        best = min(best, end - start)
-        if end >= until:
-            break
-    return best
-
-
-def measure(threads: int, dtype: str) -> Speed:
-    """In this process, which must have been started for it."""
-    import torch
-
-    from shared.model.sampler import draw
-    from shared.process.determinism import pin_torch
-
-    pin_torch(threads)
-    torch.manual_seed(0)
-    logits = torch.randn(SAMPLER_ROWS, VOCABULARY)
-    uniforms = torch.rand(SAMPLER_ROWS, dtype=torch.float64)
-    small, large = torch.randn(8, 8), torch.randn(4 * 2**20)
-    with torch.inference_mode():
-        sampler = best_time(lambda: draw(logits, uniforms)) / logits.numel()
-        operation = best_time(lambda: [small + small for _ in range(100)]) / 100
-        element = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
-    rates = measure_rates({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    return Speed(rates=rates, sampler=sampler, operation=operation, element=element)
-
-
-def measure_rates(dtype: Any) -> Rates:
-    import torch
-
-    from actor.engines.token_step.packed import (
-        RowProduct,
-        faster_kinds,
-        packed_has_same_bits,
-        right_factor_has_same_bits,
-    )
-    from launch.plan.small_model import layer_times
-    from shared.model.head import head_logits, token_stats
-
-    count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
-    weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
-    kinds, every = faster_kinds(weights), [RowProduct(weight) for weight in weights]
-    packs = kinds.packed and packed_has_same_bits(every[0])
-    is_right = kinds.right and right_factor_has_same_bits(every[0])
-    for one in every:
-        one.choose_side(is_right)
-    xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
-    grad = torch.randn(ROWS[-1], OUT).to(dtype)
-    with torch.inference_mode():
-        product = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs)
-        gradient = gradient_time(grad, weights[:4]) / (OUT * IN)
-    # Logits as a model has them: probabilities so small that they are denormal would take many times as long.
-    head = (0.1 * torch.randn(VOCABULARY, IN)).to(dtype)
-    hidden = torch.randn(HEAD_ROWS, IN).to(dtype).requires_grad_()
-    targets = torch.randint(0, VOCABULARY, (HEAD_ROWS,))
-
-    def both_ways() -> None:
-        token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS).logprobs.sum().backward()
-
-    whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
-    of_head = RowProduct(head)
-    of_head.choose_side(is_right)
-    with torch.inference_mode():
-        head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
-        packing = time_to_pack(every) if packs else 0.0
-        packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
-    layer = layer_times(dtype, best_time)
-    return Rates(
-        product=product,
-        gradient=gradient,
-        head=whole,
-        head_step=head_step,
-        packed=packed,
-        packing=packing,
-        coded=coded_times(dtype, xs),
-        eight_bit=eight_bit_times(dtype, xs),
-        layer_step=layer.step.calls,
-        step_value=layer.step.value,
-        folded_step=layer.folded_step.calls,
-        folded_value=layer.folded_step.value,
-        layer_update=layer.update.calls,
-        update_value=layer.update.value,
-    )
-
-
-def coded_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
-    """Seconds per weight, up to CODED_ROWS."""
-    import torch
-
-    from actor.engines.token_step.coded import CodedWeight, reads_codes
-
-    if dtype != torch.bfloat16 or not reads_codes():
-        return ()
-    count = WEIGHTS_BYTES // (OUT * IN // 2)
-    scales = torch.full((IN // BLOCK, OUT), 0.01, dtype=dtype)
-    weights = [
-        CodedWeight(codes=torch.randint(256, (OUT, IN // 2), dtype=torch.uint8), scales=scales) for _ in range(count)
-    ]
-    few = [x for x in xs if len(x) <= CODED_ROWS]
-    return tuple(best_time(*(partial(one.product, x, None) for one in weights)) / (OUT * IN) for x in few)
-
-
-def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
-    """Seconds per weight for all numbers of rows."""
-    import torch
-
-    from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
-
-    if dtype != torch.bfloat16 or not multiplies_eight_bits():
-        return ()
-    heads = [EightBitHead.of(torch.randn(OUT, IN)) for _ in range(WEIGHTS_BYTES // (OUT * IN))]
-    return tuple(best_time(*(partial(one, x) for one in heads)) / (OUT * IN) for x in xs)
-
-
-def gradient_time(grad: Any, weights: Sequence[Any]) -> float:
-    """Seconds of `dy W`. Processors without units for bf16 take seconds for 512 rows, and 64 times as long as for 8."""
-    few = best_time(partial(grad[:TRIED_ROWS].matmul, weights[0]))
-    if few > SLOW_S:
-        return few * len(grad) / TRIED_ROWS
-    return best_time(*(partial(grad.matmul, weight) for weight in weights))
-
-
-def time_to_pack(products: Sequence[Any]) -> float:
-    """Seconds per weight."""
-    start = time.perf_counter()
-    for product in products:
-        product.pack()
-    return (time.perf_counter() - start) / sum(product.dense.numel() for product in products)
-
-
-if __name__ == "__main__":
-    print(msgspec.json.encode(measure(int(sys.argv[1]), sys.argv[2])).decode())

@@ -16,7 +16,7 @@ from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
-from launch.plan.machine import Rates, Speed
+from launch.plan.machine import LayerTimes, OtherTimes, Rates, Speed
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
@@ -77,12 +77,11 @@ RATES = Rates(
     packing=0.0,
     coded=(),
     eight_bit=(),
-    layer_step=1e-4,
-    step_value=1e-9,
-    folded_step=1e-4,
-    folded_value=1e-9,
-    layer_update=1e-3,
-    update_value=1e-8,
+    layer=LayerTimes(
+        step=OtherTimes(calls=1e-4, per_value=1e-9),
+        folded_step=OtherTimes(calls=1e-4, per_value=1e-9),
+        update=OtherTimes(calls=1e-3, per_value=1e-8),
+    ),
 )
 SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
 """Made-up times of a machine."""

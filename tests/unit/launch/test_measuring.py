@@ -1,9 +1,9 @@
-"""launch/plan/machine.py measures in seconds, also what takes this processor seconds, and keeps what it measured."""
+"""A machine is measured in seconds, also where calls take seconds, and what was measured is kept."""
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -14,20 +14,27 @@ from msgspec import structs
 from launch.commands.run import speeds_of
 from launch.plan.cost import make_plan, plan_as_json, table
 from launch.plan.machine import (
-    ENOUGH_S,
     MAX_BUSY_AGE_S,
     ROWS,
-    SLOW_S,
-    TRIED_ROWS,
     NotMeasured,
+    OtherTimes,
     Speed,
-    best_time,
-    gradient_time,
     machine_speed,
     measure_elsewhere,
 )
+from launch.plan.measuring import (
+    DEEP,
+    ENOUGH_S,
+    SHALLOW,
+    SLOW_S,
+    TRIED_ROWS,
+    TURNS,
+    best_time,
+    gradient_time,
+    layer_times,
+    solved,
+)
 from launch.plan.memory import Dtype
-from launch.plan.small_model import DEEP, SHALLOW, TURNS, OtherTimes, layer_times
 from shared.config.processes import ComputeConfig
 from shared.process.processor import BF16_FLAGS, CPUINFO, read_flags
 from tests.support.machines import HALF, SPEED
@@ -211,11 +218,11 @@ def test_calls_and_values_are_solved_from_the_measured_times() -> None:
     folded = [*turns(0.8e-3), *turns(5e-3), DEEP * 2e-3]
     best = Written(*step, *update, *folded)
     found = layer_times(torch.float32, best)
-    value = 7e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES)
-    assert astuple(found.step) == pytest.approx((1e-3 - 8 * TINY_VALUES * value, value))
-    value = (30e-3 - 14e-3 - 5e-3) / (160 * (4 * NARROW_VALUES - TINY_VALUES))
-    assert astuple(found.update) == pytest.approx((5e-3 - 160 * TINY_VALUES * value, value))
-    assert found.folded_step.value == pytest.approx(2.2e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES))
+    per_value = 7e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES)
+    assert structs.astuple(found.step) == pytest.approx((1e-3 - 8 * TINY_VALUES * per_value, per_value))
+    per_value = (30e-3 - 14e-3 - 5e-3) / (160 * (4 * NARROW_VALUES - TINY_VALUES))
+    assert structs.astuple(found.update) == pytest.approx((5e-3 - 160 * TINY_VALUES * per_value, per_value))
+    assert found.folded_step.per_value == pytest.approx(2.2e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES))
     assert not best.seconds
 
 
@@ -225,13 +232,15 @@ def test_a_slow_processor_measures_less() -> None:
     best = Written(*tiny, *narrow, 0.08, *tiny, *narrow, 0.08, 0.08, *tiny, *narrow, 0.08)
     found = layer_times(torch.float32, best)
     layer, whole = 0.8 / (DEEP - SHALLOW), 1.2 / (DEEP - SHALLOW)
-    assert found.update.value == pytest.approx((whole - 0.16 / DEEP - layer) / (160 * (NARROW_VALUES - TINY_VALUES)))
+    assert found.update.per_value == pytest.approx(
+        (whole - 0.16 / DEEP - layer) / (160 * (NARROW_VALUES - TINY_VALUES))
+    )
     assert not best.seconds
 
 
 def test_a_difference_of_times_counts_as_a_tenth_at_least() -> None:
-    assert OtherTimes.of(1.0, 2.0, 1.5, 0, 10) == OtherTimes(calls=1.0, value=0.02)
-    assert OtherTimes.of(1.0, 9.0, 1.0, 10, 11).calls == 0.1
+    assert solved(1.0, 2.0, 1.5, 0, 10) == OtherTimes(calls=1.0, per_value=0.02)
+    assert solved(1.0, 9.0, 1.0, 10, 11).calls == 0.1
 
 
 def test_products_between_two_measurements_are_on_a_line() -> None:

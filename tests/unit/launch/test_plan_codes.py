@@ -8,6 +8,7 @@ from msgspec import structs
 
 from launch.plan.cost import chosen_work, work_of
 from launch.plan.duration import decode_s, step_time
+from launch.plan.machine import OtherTimes, Speed
 from launch.plan.memory import NF4_BYTES, host_memory, size_of
 from launch.plan.remedies import REFUSAL_MARGIN
 from launch.plan.shape import Lengths
@@ -110,31 +111,34 @@ def test_where_there_is_no_room_for_packed_weights_the_plan_leaves_them_out() ->
     assert not chosen_work(HALF, one, int(REFUSAL_MARGIN * (need - 100 * 2**20))).packs
 
 
+def slower(part: str, calls: float = 0.0, per_value: float = 0.0) -> Speed:
+    """A machine whose layers take so many seconds more in this part."""
+    layer = SPEED.rates.layer
+    before: OtherTimes = getattr(layer, part)
+    more = OtherTimes(calls=before.calls + calls, per_value=before.per_value + per_value)
+    return structs.replace(SPEED, rates=structs.replace(RATES, layer=structs.replace(layer, **{part: more})))
+
+
 def test_a_layers_own_time_counts_once_for_each_token() -> None:
-    more = structs.replace(RATES, layer_step=11e-4)
-    speed = structs.replace(SPEED, rates=more)
+    speed = slower("step", calls=1e-3)
     found, longer = (decode_s(HALF, work(), one, groups=1, rows=8, lengths=LENGTHS) for one in (SPEED, speed))
     # A pass of the prompt, and 64 token steps.
     assert longer - found == pytest.approx(65 * HALF.layers * 1e-3)
-    update = structs.replace(SPEED, rates=structs.replace(RATES, layer_update=11e-3))
+    update = slower("update", calls=10e-3)
     assert step_time(HALF, work(), SPEED, update).update > step_time(HALF, work(), SPEED, SPEED).update + 0.2
 
 
 def test_what_is_done_with_each_value_counts_by_values() -> None:
-    slower = {name: getattr(RATES, name) + 1e-9 for name in ("step_value", "update_value")}
-    speed, folded = (
-        structs.replace(SPEED, rates=structs.replace(RATES, **changes))
-        for changes in (slower, {"folded_value": RATES.folded_value + 1e-9})
-    )
+    step, folded, update = (slower(part, per_value=1e-9) for part in ("step", "folded_step", "update"))
     # A prompt, and 8 tokens in each of 64 steps.
-    for fold, other, tokens in (("never", speed, 64 + 64 * 8), ("always", folded, 64 + 64 * 8), ("never", folded, 0)):
+    for fold, other, tokens in (("never", step, 64 + 64 * 8), ("always", folded, 64 + 64 * 8), ("never", folded, 0)):
         one = work(actor={"fold": fold})
         found, longer = (decode_s(HALF, one, each, groups=1, rows=8, lengths=LENGTHS) for each in (SPEED, other))
         assert longer - found == pytest.approx(tokens * HALF.outputs * 1e-9)
     # What is computed again is half of it.
     for recompute, share in (("never", 1.0), ("always", 1.5)):
         one = work(batch={"recompute": recompute})
-        found, longer = (step_time(HALF, one, SPEED, learner).update for learner in (SPEED, speed))
+        found, longer = (step_time(HALF, one, SPEED, learner).update for learner in (SPEED, update))
         assert longer - found == pytest.approx(share * (64 + 8 * 64) * HALF.outputs * 1e-9)
 
 
