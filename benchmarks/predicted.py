@@ -1,7 +1,7 @@
 """Predicted against measured cost of a run, for models of several sizes.
 
-Each model is run three times with the command that a user types: once to fill the cache, then for a few steps whose
-memory counts, then for as many whose times do, because looking at memory takes time. The prediction is that of `run`
+Each model is run three times with the command that a user types. The first run fills the cache, the second gives the
+memory and the third the times, since looking at memory slows a run down. The prediction is that of `run`
 (launch/plan), made before the start. Memory is the largest proportional sum of all processes (a shared page counts
 once) and the largest resident size of learner and actor; times are medians of steps. What is sampled is not known
 before the start, so all is predicted once more for the lengths that were sampled and the groups that were trained on.
@@ -55,9 +55,9 @@ SMALL = {
     "num_key_value_heads": 2,
 }
 ENDS = 32
-"""Every so many-th token of the small model ends an answer."""
+"""One in so many tokens of the small model's vocabulary ends an answer."""
 POLL_S = 0.5
-"""Ten looks at the memory in a second make a step twice as long."""
+"""Between two looks at the memory. Ten in a second make a step twice as long."""
 MANY = 1_000_000
 """More groups, and more kB, than a step has."""
 NO_KEYS: Mapping[str, object] = MappingProxyType({})
@@ -75,20 +75,22 @@ def main() -> None:
     parser.add_argument("--out", default="predicted", help="name of the result file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        work = Path(temporary)
-        models = {"embedded": None, "random-28m": small_model(work)} | {folder.name: folder for folder in args.models}
+        scratch = Path(temporary)
+        models = {"embedded": None, "random-28m": small_model(scratch)} | {
+            folder.name: folder for folder in args.models
+        }
         found: dict[str, Any] = {}
         figures = {"prompts": args.prompts, "max_new_tokens": args.tokens, "set": args.set, "models": found}
         for name, folder in models.items():
-            found[name] = compared(name, folder, args, work)
+            found[name] = compared(name, folder, args, scratch)
             print(name, json.dumps(found[name], indent=2), flush=True)
             # Each as it ends: a large model takes half an hour.
             print(write_result(args.out, figures), flush=True)
 
 
-def small_model(work: Path) -> Path:
+def small_model(scratch: Path) -> Path:
     """In a process of its own, so that no page of torch is shared with the runs."""
-    folder = work / "random-28m"
+    folder = scratch / "random-28m"
     argv = [sys.executable, "-m", "benchmarks.half_billion_model", str(folder), "0", json.dumps(SMALL)]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
     ends = list(range(0, SMALL["vocab_size"], ENDS))
@@ -96,9 +98,9 @@ def small_model(work: Path) -> Path:
     return folder
 
 
-def compared(name: str, folder: Path | None, args: argparse.Namespace, work: Path) -> dict[str, Any]:
+def compared(name: str, folder: Path | None, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Figures of one model."""
-    runs = work / "runs"
+    runs = scratch / "runs"
     runs.mkdir(exist_ok=True)
     argv = partial(command, folder, args)
     watched(argv(runs / f"{name}-first", steps=1))

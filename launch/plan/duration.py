@@ -4,16 +4,16 @@
               layers do besides products) x orders / actors that compute at once; nothing in a warm start
     update    micro-batches x (passes with gradient x weights x (product forward, once more if recomputed, gradient
               backward) + passes without it x weights x product forward, each with head and what layers do besides)
-              / ranks, as if there were cores for all, + updates x optimizer
+              / ranks of the learner, as if there were cores for all, + updates x optimizer
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
 an update costs its arithmetic. What layers do besides is counted by layers and by the values that their products give.
 `benchmarks/predicted.py` compares predictions with runs.
 Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
-Left out: how many groups teach nothing and cost no update, replacements, the pass of [constraint] over the completions
-that it penalises, the longer prompts of a teacher, time that a user's reward takes, other ranks of the adapter than the
-default, and what modules take beyond layers of our own.
+Left out: idle groups, which teach nothing and cost no update unless the loss has a KL; groups that replace them; the
+pass of [constraint] over the completions that it penalises; the longer prompts of a teacher; time that a user's reward
+takes; a `lora.rank` other than the default; and what modules take beyond layers of our own.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,9 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     tokens = groups * lengths.prompt
-    prefill = shape.linear * speed.product_s(tokens) + beside_products_s(shape, of_step(shape, work, speed), tokens)
+    prefill = shape.linear * speed.product_s(tokens) + beside_products_s(
+        shape, in_token_step(shape, work, speed), tokens
+    )
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates, lengths.longest
     if work.packs_for(shape, longest):
@@ -114,18 +116,19 @@ def token_step_s(
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    beside = beside_products_s(shape, of_step(shape, work, speed), rows)
+    beside = beside_products_s(shape, in_token_step(shape, work, speed), rows)
     return products + head + sampler + cache + beside + STEP_CALLS * speed.operation
 
 
-def of_step(shape: ModelShape, work: Work, speed: Speed) -> OtherTimes:
+def in_token_step(shape: ModelShape, work: Work, speed: Speed) -> OtherTimes:
+    """What a layer takes in a token step besides its products with the base, or with its sum with the adapter."""
     layer = speed.rates.layer
     return layer.folded_step if work.folds(shape) else layer.step
 
 
-def beside_products_s(shape: ModelShape, layer: OtherTimes, tokens: float) -> float:
-    """All layers."""
-    return shape.layers * layer.calls + tokens * shape.outputs * layer.per_value
+def beside_products_s(shape: ModelShape, times: OtherTimes, tokens: float) -> float:
+    """Seconds of all layers besides their products with the base."""
+    return shape.layers * times.calls + tokens * shape.outputs * times.per_value
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -139,7 +142,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     # Through modules, prompts and completions go one after the other.
     runs = (largest,) if shape.own_layers else (used, largest - used)
     products = shape.linear * sum(speed.product_s(rows) for rows in runs)
-    # As much forward as backward.
+    # Half of it counts as forward, half as backward.
     beside = beside_products_s(shape, rates.layer.update, largest) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * rates.head * used

@@ -60,9 +60,10 @@ class OtherTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What a layer takes besides its products with the base."""
 
     calls: float
-    """Seconds of all its operations, however small."""
+    """Seconds however few values it has: Python, and the start of each operation."""
     per_value: float
-    """Seconds for each value that the products give."""
+    """Seconds for each value that these products give: norms, activations, attention, and the adapter at its default
+    rank."""
 
 
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the number type that was measured."""
+    """Measured times that depend on the number type."""
 
     product: tuple[float, ...]
     """Seconds per weight for each of ROWS."""
@@ -96,6 +97,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     eight_bit: tuple[float, ...]
     """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
     layer: LayerTimes
+    """What a layer takes besides these products."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):

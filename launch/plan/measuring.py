@@ -3,9 +3,10 @@
 Products, head and sampler are measured by calling the functions of a run. What layers take besides the products of the
 base is solved from layers of two sizes:
 
-    values      of a layer, what its products with the base give for all rows
-    per value   (a narrow layer - its products - a tiny layer) / (values of the narrow one - values of the tiny one)
-    calls       a tiny layer - its values x per value
+    values      how many values a layer's products with the base give, over all rows
+    per value   (time of a narrow layer, less its products, less the time of a tiny layer)
+                / (values of the narrow layer, less those of the tiny one)
+    calls       time of a tiny layer, less its values x per value
 
 Calls are Python and hundreds of small operations: in a token step of the decode loop, and in forward and backward of a
 micro-batch. Beside them, each value is read and written many times: in norms, activations, attention and the products
@@ -70,8 +71,8 @@ SLOW_CALL_S = 0.3
 """Calls that take longer have one turn."""
 Best = Callable[..., float]
 """Seconds of the fastest call."""
-Work = Callable[[Policy, int], Callable[[], object]]
-"""With a policy and a number of prompts."""
+MakeCall = Callable[[Policy, int], Callable[[], object]]
+"""From a policy and a number of prompts, the call that is timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +248,8 @@ class TwoDepths:
         """Of a layer's products, for one row."""
         return sum(len(linear.lora_B) for linear in self.deep.adapter.layers.values()) // DEEP
 
-    def layer_s(self, best: Best, work: Work, prompts: int) -> float:
-        few, many = work(self.shallow, prompts), work(self.deep, prompts)
+    def layer_s(self, best: Best, make: MakeCall, prompts: int) -> float:
+        few, many = make(self.shallow, prompts), make(self.deep, prompts)
         short, long = best(few), best(many)
         # In turns, since a machine is slower for a while, and the difference is small.
         for _ in range(TURNS - 1 if long < SLOW_CALL_S else 0):
