@@ -137,6 +137,8 @@ class ForkServer:
 
 def preload(run: Path) -> None:
     """Load what learner and actor need. Frozen, so that garbage collection does not write to shared pages."""
+    # Imports make no garbage, and looking for it among all that they make takes a twelfth of their time.
+    gc.disable()
     import actor.wiring  # noqa: F401
     import learner.session  # noqa: F401
 
@@ -146,6 +148,7 @@ def preload(run: Path) -> None:
     gc.collect()
     return_freed_memory()
     gc.freeze()
+    gc.enable()
 
 
 def keep_tokenizer(run: RunDir) -> None:
