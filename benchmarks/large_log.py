@@ -198,7 +198,7 @@ def resumed(run: RunDir, steps: int) -> Iterator[tuple[str, float]]:
     from shared.config.processes import LogConfig
 
     lines = LineLog(run.rollouts)
-    log = RolloutLog(lines, LogConfig(), Words(text=str, spelled=str, answers={}))
+    log = RolloutLog(lines, LogConfig(), Words(text=str, spelled=str))
     yield "nothing to drop", seconds(lambda: log.resume_at(steps + 1))
     yield "ten steps to drop", seconds(lambda: log.resume_at(steps - 9))
     lines.close()

@@ -80,7 +80,7 @@ class Arm:
     """A run directory, and the tracker that follows it, if any."""
 
     def __init__(self, kind: str, folder: Path, config: Config, prompter: Prompter) -> None:
-        words = Words(text=prompter.text, spelled=prompter.as_the_model_sees, answers={})
+        words = Words(text=prompter.text, spelled=prompter.as_the_model_sees)
         tracking = TrackingConfig(kind=kind)  # pyright: ignore[reportArgumentType]
         check_tracker(tracking)
         self.kind = kind

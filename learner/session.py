@@ -33,7 +33,7 @@ from learner.orders.shared import STOPS, FirstRank, agreed
 from learner.orders.written import WrittenOrders
 from learner.quarantine.quarantine import write_batch
 from learner.reports.disk_need import bytes_needed, refuse_if_short
-from learner.reports.rollout_log import Words, answers_of
+from learner.reports.rollout_log import Words
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
@@ -348,7 +348,7 @@ def revoke_key(run: RunDir, actor_id: str, reason: str) -> None:
 
 def words_of(model: Model) -> Words:
     prompter = model.prompter
-    return Words(text=prompter.text, spelled=prompter.as_the_model_sees, answers=answers_of(model.tasks.train))
+    return Words(text=prompter.text, spelled=prompter.as_the_model_sees)
 
 
 def report_tasks(model: Model) -> None:

@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 
 from learner.objective.rewards import RewardPart, parts_of, reward_parts, teaches, total_reward
+from learner.tasks.tasks import Task
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.named_rewards import weights
@@ -149,6 +150,8 @@ class Collected:
     """The filled orders, as they came."""
     groups: tuple[JudgedGroup, ...]
     """Their groups."""
+    tasks: tuple[Task, ...] = ()
+    """Of the groups, once the step is complete."""
 
     def __add__(self, other: "Collected") -> "Collected":
         return Collected(filled=self.filled + other.filled, groups=self.groups + other.groups)

@@ -20,6 +20,7 @@ the same numbers. A step that was ordered keeps its number.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Protocol
 
 from learner.curriculum.curriculum import Curriculum
@@ -153,7 +154,7 @@ class StepPlan:
         tasks, found = self.replaced(pending, collected(filled, self.judge))
         self.pending.pop(0)
         self.curriculum.observe(found.pass_counts(tasks))
-        return found
+        return replace(found, tasks=tuple(self.tasks[index] for index in tasks))
 
     def sample_again(self, filled: Sequence[FilledOrder]) -> bool:
         """Take back the step that was collected last, if its orders have numbers of a liar; it is ordered again."""

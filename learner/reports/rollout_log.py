@@ -30,14 +30,12 @@ DIGITS, GAP_DIGITS = 4, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How tokens and tasks are shown."""
+    """How tokens are shown."""
 
     text: Callable[[list[int]], str]
     """Without special tokens."""
     spelled: Callable[[list[int]], str]
     """With them."""
-    answers: Mapping[str, str]
-    """Gold answer by task_key."""
     known: dict[int, str] = field(default_factory=dict[int, str])
     """Pieces that were spelled before."""
 
@@ -46,10 +44,6 @@ class Words:
         if token not in self.known:
             self.known[token] = self.spelled([token, token])[len(self.spelled([token])) :]
         return self.known[token]
-
-
-def answers_of(tasks: Iterable[Task]) -> dict[str, str]:
-    return {task_key(task.prompt_ids): task.columns.get("answer", "") for task in tasks}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +80,9 @@ class RolloutLog:
             quarantined=result.quarantined > 0,
         )
         room = (step + 1) * self.limits.rollouts_bytes
-        for judged in collected.groups[: self.limits.rollouts_per_step]:
-            line = pack_group(self.group(step + 1, judged, facts))
+        most = self.limits.rollouts_per_step
+        for judged, task in zip(collected.groups[:most], collected.tasks[:most], strict=True):
+            line = pack_group(self.group(step + 1, judged, task, facts))
             if self.lines.size + len(line) <= room:
                 self.lines.append_line(line)
 
@@ -96,14 +91,13 @@ class RolloutLog:
         if not self.lines.ends_before(step):
             self.lines.truncate_from(step)
 
-    def group(self, step: int, judged: JudgedGroup, facts: StepFacts) -> RolloutGroup:
+    def group(self, step: int, judged: JudgedGroup, task: Task, facts: StepFacts) -> RolloutGroup:
         group = judged.group
         samples = tuple(self.samples(judged, facts))
-        task = task_key(group.prompt_ids)
         return RolloutGroup(
             step=step,
             group_id=group.group_id,
-            task=task,
+            task=task_key(task.prompt_ids, task.columns),
             version=facts.versions[group.group_id],
             fate=fate(judged, facts),
             rewards=tuple(sample.reward for sample in samples),
@@ -111,7 +105,7 @@ class RolloutLog:
             outcomes=tuple(sample.outcome for sample in samples),
             lengths=tuple(sampled_lengths(group).tolist()),
             prompt=self.words.text(group.prompt_ids.tolist()),
-            answer=self.words.answers.get(task, ""),
+            answer=task.columns.get("answer", ""),
             samples=samples,
         )
 

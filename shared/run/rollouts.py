@@ -17,6 +17,7 @@ whatever follows from other files.
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import msgspec
@@ -155,9 +156,12 @@ class RolloutGroup(GroupTask, frozen=True, kw_only=True):
     """[G]"""
 
 
-def task_key(prompt_ids: np.ndarray) -> str:
-    """[Tp] -> what a task is known by."""
-    return hashlib.blake2b(np.ascontiguousarray(prompt_ids, dtype="<i4").tobytes(), digest_size=8).hexdigest()
+def task_key(prompt_ids: np.ndarray, columns: Mapping[str, str]) -> str:
+    """What a task is known by. Its prompt is not enough: games begin with the same words, and an agent writes them all.
+
+    prompt_ids: [Tp]"""
+    whole = np.ascontiguousarray(prompt_ids, dtype="<i4").tobytes() + msgspec.json.encode(sorted(columns.items()))
+    return hashlib.blake2b(whole, digest_size=8).hexdigest()
 
 
 def pack_group(group: RolloutGroup) -> bytes:

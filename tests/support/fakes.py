@@ -286,8 +286,8 @@ def spelled(ids: list[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def spelled_words(**answers: str) -> Words:
-    return Words(text=spelled, spelled=spelled, answers=answers)
+def spelled_words() -> Words:
+    return Words(text=spelled, spelled=spelled)
 
 
 def scripted_identity(**changes: str) -> Identity:

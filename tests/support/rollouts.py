@@ -46,7 +46,7 @@ def rollout_group(
     return RolloutGroup(
         step=step,
         group_id=f"train/{step - 1:06d}/{slot:04d}",
-        task=task_key(np.frombuffer(prompt.encode(), np.uint8)),
+        task=task_key(np.frombuffer(prompt.encode(), np.uint8), {}),
         version=step - 1,
         fate="trained" if taught else "idle",
         rewards=tuple(paid),

@@ -227,6 +227,8 @@ def test_a_step_that_is_sampled_again_is_ordered_as_before(rounds: int) -> None:
     plan.order_ahead(version=0)
     before = plan.state_dict()
     found = plan.collect(0)
+    prompts = [group.prompt_ids.tolist() for order in found.filled for group in order.groups]
+    assert [task.prompt_ids.tolist() for task in found.tasks] == prompts
     ordered, after = list(map(plain, filler.ordered)), plan.state_dict()
     assert plan.sample_again(found.filled)
     assert plan.state_dict() == before != after

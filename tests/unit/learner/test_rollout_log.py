@@ -1,6 +1,7 @@
 """rollouts.jsonl: groups of each step in full, with what the learner and the actor knew of each token."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,7 @@ import numpy as np
 import pytest
 
 from learner.objective.batch import StepBatch
-from learner.reports.rollout_log import RolloutLog, answers_of
-from learner.tasks.tasks import Task
+from learner.reports.rollout_log import RolloutLog
 from learner.update.figures import StepResult
 from protocol.messages import FilledOrder, Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
@@ -66,7 +66,7 @@ def rows(path: Path) -> list[RolloutGroup]:
 
 
 def logged(path: Path, config: Config = CONFIG, result: StepResult = QUIET) -> list[RolloutGroup]:
-    log = RolloutLog(LineLog(path), config.log, spelled_words(**{task_key(TEACHING.prompt_ids): "42"}))
+    log = RolloutLog(LineLog(path), config.log, spelled_words())
     log.log(4, collected_of(filled_orders(), config), batch(), result)
     return rows(path)
 
@@ -74,9 +74,8 @@ def logged(path: Path, config: Config = CONFIG, result: StepResult = QUIET) -> l
 def test_the_first_groups_of_a_step_are_written_in_full(tmp_path: Path) -> None:
     first, second = logged(tmp_path / "rollouts.jsonl")
     assert (first.step, first.group_id, second.group_id) == (5, "train/000004/0000", "train/000004/0001")
-    # Both have the same prompt, so they are the same task.
     assert (first.prompt, first.answer, second.answer) == (spelled(TEACHING.prompt_ids.tolist()), "42", "42")
-    assert (first.task, first.version, first.stale) == (task_key(TEACHING.prompt_ids), 4, 0)
+    assert (first.task, first.version, first.stale) == (task_key(TEACHING.prompt_ids, {"answer": "42"}), 4, 0)
     cuts = np.split(TEACHING.completion_ids, [2, 6])
     assert TEACHING.entropies is not None
     parts = np.split(TEACHING.entropies, [2, 6]), np.split(TEACHING.logprobs, [2, 6])
@@ -165,10 +164,13 @@ def test_a_line_says_how_long_it_is(tmp_path: Path) -> None:
     assert [line_bytes(line[:20]) for line in lines] == [len(line) for line in lines]
 
 
-def test_gold_answers_are_those_of_the_tasks() -> None:
-    golds = (([1, 2], "3"), ([4], "5"))
-    tasks = [Task(prompt_ids=np.array(ids, np.int32), columns={"answer": gold}) for ids, gold in golds]
-    assert answers_of(tasks) == {task_key(np.array([1, 2])): "3", task_key(np.array([4])): "5"}
+def test_tasks_with_the_same_prompt_keep_their_own_answers(tmp_path: Path) -> None:
+    collected = collected_of(filled_orders(), CONFIG)
+    golds = [replace(task, columns={"answer": str(place)}) for place, task in enumerate(collected.tasks)]
+    log = RolloutLog(LineLog(tmp_path / "rollouts.jsonl"), LogConfig(), spelled_words())
+    log.log(4, replace(collected, tasks=tuple(golds)), batch(), QUIET)
+    found = rows(tmp_path / "rollouts.jsonl")
+    assert [group.answer for group in found] == ["0", "1", "2"] and len({group.task for group in found}) == 3
 
 
 def test_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
