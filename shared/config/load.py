@@ -22,11 +22,12 @@ from shared.config.processes import (
     ActorConfig,
     ComputeConfig,
     EvalConfig,
+    LinkConfig,
     check_link,
     check_parallel,
     check_servers,
 )
-from shared.config.training import CLIPS_THE_RATIO, LossConfig, TeacherConfig
+from shared.config.training import LossConfig, TeacherConfig, check_objective
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
 from shared.config.yaml_file import yaml_tree
@@ -46,7 +47,7 @@ ONE_BASE = (
 REFUSED = {
     "lora.dropout": (
         "actor and learner would compute with different masks, so the log-probs of the same tokens would differ and"
-        " their ratio would be noise; remove the key, and use optimizer.weight_decay or curriculum.kl_to against"
+        " their ratio would be noise; remove the key, and use optimizer.weight_decay or loss.kl_beta against"
         " overfitting."
     ),
     "lora.full_rank": ONE_BASE,
@@ -171,7 +172,7 @@ def check_together(config: Config) -> None:
         check_agent(config.environment, config.tasks, config.curriculum, config.teacher)
     if config.curriculum.kind == "sent":
         check_semantic_entropy(config.environment)
-    check_objective(config.loss, config.reward)
+    check_objective(config.loss, config.constraint, config.reward)
     check_advantage(config.advantage, config.reward, config.verifier)
     check_teacher(config.loss, config.teacher, config.rollout.temperature)
     if config.rollout.group == 1 and not config.is_warm_start:
@@ -199,17 +200,34 @@ def check_together(config: Config) -> None:
     check_ranks(config.lora, config.actor)
     check_servers(config.actor.engine, config.server.urls)
     check_parallel(config.compute, config.model, config.actor, config.constraint)
-    curriculum = config.curriculum
-    if curriculum.needs_stages and not curriculum.has_stages:
-        raise ConfigError(
-            f"curriculum.ewc and curriculum.kl_to = 'stage' need stages, but curriculum.kind = '{curriculum.kind}'"
-            " has no stages; set it to 'levels' or 'sent'."
-        )
+    check_curriculum(config.curriculum, config.loss.kl_beta)
+    check_adapter_dtype(config.link, config.compute)
     check_rewards(config.verifier.rewards)
     token_bytes = TOKEN_BYTES + (TEACHER_BYTES if config.teacher.url else 0)
     check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens, token_bytes)
     check_evaluation(config.eval, config.rollout.max_new_tokens, config.tasks.max_prompt_tokens)
     check_link(config.link)
+
+
+def check_curriculum(curriculum: CurriculumConfig, kl_beta: float) -> None:
+    if curriculum.needs_stages and not curriculum.has_stages:
+        raise ConfigError(
+            f"curriculum.ewc and curriculum.kl_to = 'stage' need stages, but curriculum.kind = '{curriculum.kind}'"
+            " has no stages; set it to 'levels' or 'sent'."
+        )
+    if curriculum.kl_to != "base" and kl_beta == 0.0:
+        raise ConfigError(
+            f"curriculum.kl_to = '{curriculum.kl_to}' says what loss.kl_beta keeps the policy close to, but that is 0;"
+            " set it to 0.01, say, or remove curriculum.kl_to."
+        )
+
+
+def check_adapter_dtype(link: LinkConfig, compute: ComputeConfig) -> None:
+    if compute.ranks > 1 and link.adapter_dtype == "bf16":
+        raise ConfigError(
+            "link.adapter_dtype = 'bf16' rounds the adapters that several ranks compare, so a small difference would"
+            " go unseen; remove it, or set compute.ranks to 1."
+        )
 
 
 def check_agent(
@@ -255,55 +273,6 @@ def check_ranks(lora: LoraConfig, actor: ActorConfig) -> None:
     if lora.ranks and actor.engine != "hf":
         raise ConfigError(
             "lora.ranks has several ranks, and vLLM serves an adapter with one; remove it, or set actor.engine to 'hf'."
-        )
-
-
-def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
-    """Refuse a kind of loss with keys that would make it another algorithm than the paper's, or that it ignores."""
-    if loss.kind == "dr_grpo" and reward.advantage == "std":
-        raise ConfigError(
-            "loss.kind = 'dr_grpo' leaves the standard deviation out, but reward.advantage is 'std'; remove that key,"
-            " or set loss.kind to 'grpo'."
-        )
-    if loss.needs_whole_completions and loss.entropy_fraction < 1.0:
-        raise ConfigError(
-            f"{loss.needs_whole_completions} is about all tokens of a completion, but loss.entropy_fraction ="
-            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or leave the other out."
-        )
-    if loss.kind == "sapo" and (loss.clip_low is not None or loss.clip_high is not None):
-        raise ConfigError(
-            "loss.kind = 'sapo' has a gate and no clip, but loss.clip_low or loss.clip_high is given; use"
-            " loss.tau_positive and loss.tau_negative."
-        )
-    if loss.kind == "dppo" and not loss.cap:
-        raise ConfigError(
-            "loss.kind = 'dppo' needs the ratio to the actor's policy, which loss.importance_cap = 0 turns off; remove"
-            " that key."
-        )
-    if loss.importance_floor and not loss.importance.endswith("mask"):
-        raise ConfigError(
-            f"loss.importance_floor = {loss.importance_floor:g} is for masks, but loss.importance is"
-            f" '{loss.importance}'; set it to 'token_mask' or 'sequence_mask', or remove the floor."
-        )
-    if loss.kind == "opd" and (loss.stale_limit or reward.advantage):
-        raise ConfigError(
-            "loss.kind = 'opd' follows a teacher and no reward, so loss.stale_limit and reward.advantage mean nothing;"
-            " remove them."
-        )
-    if loss.dual_clip:
-        check_dual_clip(loss)
-
-
-def check_dual_clip(loss: LossConfig) -> None:
-    if loss.kind not in CLIPS_THE_RATIO:
-        raise ConfigError(
-            f"loss.dual_clip is a second clip of the ratio, and loss.kind = '{loss.kind}' has no first one; set it to"
-            " 0, or choose another loss.kind."
-        )
-    if loss.dual_clip <= loss.ratio_bounds[1]:
-        raise ConfigError(
-            f"loss.dual_clip = {loss.dual_clip:g} must be above 1 + clip_high = {loss.ratio_bounds[1]:g}; 3 is its"
-            " paper's."
         )
 
 

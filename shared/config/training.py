@@ -1,11 +1,14 @@
-"""The sections of an update: [loss], [constraint], [optimizer], [batch], [growth] and [guard]."""
+"""The sections of an update: [loss], [constraint], [optimizer], [batch], [growth] and [guard]; and which of their keys
+exclude each other."""
 
 import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from shared.config.data import RewardConfig
 from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from shared.errors import ConfigError
 
 OnFault = Literal["stop", "skip"]
 
@@ -234,3 +237,52 @@ class GuardConfig(Section, frozen=True, kw_only=True):
     """Largest difference that one of these log-probs may have. 0 takes 1e-3, and 0.25 where vLLM computes in bf16. If
     our own engine computes in bf16, larger differences pass where their mean is within a multiple of its own
     rounding."""
+
+
+def check_objective(loss: LossConfig, constraint: ConstraintConfig, reward: RewardConfig) -> None:
+    """Refuse a kind of loss with keys that would make it another algorithm than the paper's, or that it ignores."""
+    if loss.kind == "dr_grpo" and reward.advantage == "std":
+        raise ConfigError(
+            "loss.kind = 'dr_grpo' leaves the standard deviation out, but reward.advantage is 'std'; remove that key,"
+            " or set loss.kind to 'grpo'."
+        )
+    if loss.needs_whole_completions and loss.entropy_fraction < 1.0:
+        raise ConfigError(
+            f"{loss.needs_whole_completions} is about all tokens of a completion, but loss.entropy_fraction ="
+            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or leave the other out."
+        )
+    if loss.kind == "sapo" and (loss.clip_low is not None or loss.clip_high is not None):
+        raise ConfigError(
+            "loss.kind = 'sapo' has a gate and no clip, but loss.clip_low or loss.clip_high is given; use"
+            " loss.tau_positive and loss.tau_negative."
+        )
+    if loss.kind == "dppo" and not loss.cap:
+        raise ConfigError(
+            "loss.kind = 'dppo' needs the ratio to the actor's policy, which loss.importance_cap = 0 turns off; remove"
+            " that key."
+        )
+    if loss.importance_floor and not loss.importance.endswith("mask"):
+        raise ConfigError(
+            f"loss.importance_floor = {loss.importance_floor:g} is for masks, but loss.importance is"
+            f" '{loss.importance}'; set it to 'token_mask' or 'sequence_mask', or remove the floor."
+        )
+    if loss.kind == "opd" and (loss.stale_limit or reward.advantage or constraint.beta):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher and no reward, so loss.stale_limit, reward.advantage and"
+            " constraint.beta mean nothing; remove them."
+        )
+    if loss.dual_clip:
+        check_dual_clip(loss)
+
+
+def check_dual_clip(loss: LossConfig) -> None:
+    if loss.kind not in CLIPS_THE_RATIO:
+        raise ConfigError(
+            f"loss.dual_clip is a second clip of the ratio, and loss.kind = '{loss.kind}' has no first one; set it to"
+            " 0, or choose another loss.kind."
+        )
+    if loss.dual_clip <= loss.ratio_bounds[1]:
+        raise ConfigError(
+            f"loss.dual_clip = {loss.dual_clip:g} must be above 1 + clip_high = {loss.ratio_bounds[1]:g}; 3 is its"
+            " paper's."
+        )

@@ -51,6 +51,9 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
         (["reward.advantage=maxrl", "reward.length=-0.1"], "divides by the mean score"),
         (["reward.advantage=maxrl", "verifier.rewards={think_tags = 0.5}"], "divides by the mean score"),
         (["loss.kind=opd", "teacher.adapter=x", "loss.stale_limit=0.1"], "follows a teacher and no reward"),
+        (["loss.kind=opd", "teacher.adapter=x", "constraint.beta=0.1"], "and constraint.beta mean nothing"),
+        (["curriculum.kl_to=start"], "says what loss.kl_beta keeps the policy close to, but that is 0"),
+        (["compute.ranks=2", "link.adapter_dtype=bf16"], "rounds the adapters that several ranks compare"),
         (["reward.advantage=gdpo"], "there is only the verifier's score"),
         (["growth.max_prompts=20", "batch.updates=2"], "measures the noise of a step's one gradient"),
         (
@@ -95,7 +98,7 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["verifier.kind=callable", "verifier.function=mine.py:score"],
         ["link.endpoint=tcp://10.0.0.1:5757"],
         ["curriculum.ewc=1", "curriculum.kind=levels"],
-        ["curriculum.kl_to=stage", "curriculum.kind=sent"],
+        ["curriculum.kl_to=stage", "loss.kl_beta=0.01", "curriculum.kind=sent"],
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
         ["constraint.beta=0.1", "constraint.reference=old", "batch.updates=2"],
