@@ -143,11 +143,13 @@ def reproduce(kept: KeptBatch, judge: Judge, batches: Batches, update: Update) -
         )
     update.restore(kept.position)
     batch = replace(batches.build(kept.step, collected(kept.filled, judge)), on_policy=False)
-    findings = tuple(update.each_alone(batch.used, UNCHANGED))
+    alone = {finding.sample: finding for finding in update.each_alone(batch.used, UNCHANGED)}
     try:
         stats = update.apply(kept.step, batch)
     except NumericalFault as fault:
         blamed = next(sample for sample in batch.used if sample.sample.name == fault.suspect.sample)
         bad = first_bad(update, blamed, OldLogprobs(by_sample=fault.old))
-        return Reproduction(batch=batch, fault=fault, findings=fault.findings, grad_norm=float("nan"), bad=bad)
-    return Reproduction(batch=batch, fault=None, findings=findings, grad_norm=stats.grad_norm, bad=None)
+        # A step may have several updates, and a fault knows the samples of one.
+        found = tuple((alone | {finding.sample: finding for finding in fault.findings}).values())
+        return Reproduction(batch=batch, fault=fault, findings=found, grad_norm=float("nan"), bad=bad)
+    return Reproduction(batch=batch, fault=None, findings=tuple(alone.values()), grad_norm=stats.grad_norm, bad=None)

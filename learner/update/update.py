@@ -287,6 +287,8 @@ def mismatch_of(gradient: Gradient, samples: Sequence[TrainSample], old: OldLogp
 
 def roundings(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Iterator[Gap]:
     """The learner against itself: samples together, as in an update, and each as one row of its own."""
+    # An entropy mask may leave a sample without a token.
+    samples = [sample for sample in samples if sample.used.any()]
     for most in ROUNDING_SAMPLES:
         every = -(-len(samples) // most)
         some = samples[::every]

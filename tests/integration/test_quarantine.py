@@ -163,6 +163,15 @@ def test_the_run_stops_before_the_step_and_the_file_alone_gives_the_fault_again(
     assert sum(line.endswith("<-- suspect") for line in out) == 1
 
 
+def test_a_step_of_several_updates_shows_all_its_samples(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = Start(run_path, config_with("guard.grad_norm_limit=1000", "batch.updates=2"), huge_score)
+    with pytest.raises(TrainingStopped):
+        start.train()
+    assert replay_batch(file=run_path / FILE) == 0
+    out = capsys.readouterr().out
+    assert all(f"train/000002/{slot:04}[0]" in out for slot in (0, 1))
+
+
 def test_without_the_batch_every_life_of_the_run_ends_in_the_same_bits(run_path: Path, tmp_path: Path) -> None:
     config = config_with("guard.on_fault=skip")
     whole = Start(run_path, config).train()

@@ -321,6 +321,14 @@ def test_the_learner_differs_from_itself_by_the_rounding_of_its_type(
     assert least <= found.mean <= most
 
 
+def test_samples_without_a_token_in_the_update_have_no_rounding(policy: Policy) -> None:
+    first, *others = step_batch(samples(), 0, CONFIG).samples
+    unused = [replace(sample, selected=np.zeros_like(sample.selected)) for sample in others]
+    (found,) = roundings(forward_pass_of(policy, CONFIG), [*unused, first])
+    (alone,) = roundings(forward_pass_of(policy, CONFIG), [first])
+    assert found == alone
+
+
 def test_the_scale_is_put_back(policy: Policy) -> None:
     before = [layer.scale for layer in policy.adapter.layers.values()]
     batch, forward_pass = step_batch(samples(), 0, CONFIG), forward_pass_of(policy, CONFIG)
