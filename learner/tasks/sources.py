@@ -13,6 +13,7 @@ were renamed, cut or turned into text are kept in the column `unconverted`, and 
 too long for the wire. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
 last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
 training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
+`tasks.subset` and the names of columns are those of `tasks.source`, and of other data that has no name here.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
@@ -21,7 +22,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,7 +81,7 @@ def known(source: str) -> Known:
 
 def training_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns]:
     split = config.split or known(config.source).split
-    return list(read_rows(config.source, split, config, needs_answer=needs_answer))
+    return list(read_rows("source", config.source, split, config, needs_answer=needs_answer))
 
 
 def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
@@ -88,13 +89,14 @@ def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] |
     if not config.held_out:
         return None
     place = place_of("held_out", config.held_out, config.source)
-    return list(read_rows(*place, config, needs_answer=needs_answer))
+    return list(read_rows("held_out", *place, config, needs_answer=needs_answer))
 
 
 def rows_of_test(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
     """The rows of `tasks.test`, or of the data set's own test split; None if there is neither."""
     place = place_of_test(config)
-    return list(read_rows(*place, config, needs_answer=needs_answer)) if place else None
+    key = "test" if config.test else "source"
+    return list(read_rows(key, *place, config, needs_answer=needs_answer)) if place else None
 
 
 def place_of_test(config: TasksConfig) -> tuple[str, str] | None:
@@ -131,37 +133,47 @@ def split_file(folder: Path, split: str) -> Path | None:
     return next((file for suffix in FORMATS if (file := folder / f"{split}{suffix}").is_file()), None)
 
 
-def read_rows(source: str, split: str, config: TasksConfig, *, needs_answer: bool) -> Iterator[Columns]:
-    """Raises DataError if a column that is needed is missing."""
-    has = known(source)
-    names = {
-        "question": config.question or has.question,
-        "answer": config.answer or has.answer,
-        "level": config.level or has.level,
-        "subject": config.subject or has.subject,
-    }
-    for row in open_dataset(source, split, config):
-        for column in (names["question"], names["answer"])[: 2 if needs_answer else 1]:
+def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_answer: bool) -> Iterator[Columns]:
+    """Raises DataError if a column that is needed is missing. key: of [tasks], which names the source."""
+    has = as_configured(source, config)
+    names = {"question": has.question, "answer": has.answer, "level": has.level, "subject": has.subject}
+    for row in open_dataset(source, split, has, f"tasks.{key}"):
+        for column in (has.question, has.answer)[: 2 if needs_answer else 1]:
             if column not in row:
+                advice = "set tasks.question/answer" if source == config.source else "name them as in tasks.source"
                 raise DataError(
-                    f"{source} has no column '{column}'; it has {', '.join(row)}: set tasks.question/answer."
+                    f"tasks.{key} = '{source}' has no column '{column}'; it has {', '.join(row)}: {advice}."
                 )
         yield canonical(row, names)
 
 
-def open_dataset(source: str, split: str, config: TasksConfig, key: str = "tasks.source") -> Iterable[Any]:
+def as_configured(source: str, config: TasksConfig) -> Known:
+    """What it has, by the keys of [tasks] where they are about it."""
+    has = known(source)
+    if has is not UNKNOWN and source != config.source:
+        return has
+    return replace(
+        has,
+        subset=config.subset or has.subset,
+        question=config.question or has.question,
+        answer=config.answer or has.answer,
+        level=config.level or has.level,
+        subject=config.subject or has.subject,
+    )
+
+
+def open_dataset(source: str, split: str, has: Known, key: str) -> Iterable[Any]:
     """Imports `datasets` only here, since runs on the embedded tasks do not need it. key: what names the source."""
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
     file = local_file(source, split)
-    has = known(source)
     try:
         # Its rows are typed as anything an index can give; iterating gives mappings.
         if file:
             files: dict[str, Any] = {"data_files": {"train": glob.escape(str(file))}, "split": "train"}
             return cast(Any, load_dataset(FORMATS[file.suffix], **files))
-        return cast(Any, load_dataset(has.hub or source, config.subset or has.subset or None, split=split))
+        return cast(Any, load_dataset(has.hub or source, has.subset or None, split=split))
     except Exception as error:
         advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
         raise DataError(f"{key} = '{source}' cannot be read: {in_words(error)}{advice}") from error

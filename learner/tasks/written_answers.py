@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.tasks.sources import known, open_dataset
+from learner.tasks.sources import as_configured, open_dataset
 from learner.tasks.tasks import Task, TaskSet, examples, load_rows, load_tasks
 from shared.config.data import SftConfig, TasksConfig, VerifierKind
 from shared.errors import DataError
@@ -68,8 +68,8 @@ def written_answers(tasks: TasksConfig, sft: SftConfig, kind: VerifierKind) -> I
     if not sft.source:
         yield from solutions(tasks, kind)
         return
-    split = tasks.split or known(sft.source).split
-    for row in open_dataset(sft.source, split, tasks, key="sft.source"):
+    has = as_configured(sft.source, tasks)
+    for row in open_dataset(sft.source, tasks.split or has.split, has, "sft.source"):
         yield from from_row(row, sft, tasks.system_prompt)
 
 

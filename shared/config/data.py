@@ -42,7 +42,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Decides which rows are held out, which of the others `limit` takes, and which held-out tasks `eval.problems`
     takes."""
     question: str = ""
-    """Column with the question. If empty, the one that belongs to a named source, else `question`."""
+    """Column with the question. If empty, the one that belongs to a named source, else `question`. Held-out and test
+    data need the same columns, unless they are a named source."""
     answer: str = ""
     """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
     to a named source, else `answer`. The verifier gets all other columns under their own names. If another column is

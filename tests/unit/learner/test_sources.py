@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from actor.verifiers.reward_arguments import as_in_the_data
-from learner.tasks.sources import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
+from learner.tasks.sources import (
+    KNOWN,
+    as_configured,
+    canonical,
+    held_out_rows,
+    place_of,
+    place_of_test,
+    rows_of_test,
+    training_rows,
+)
 from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError
 
@@ -49,6 +59,25 @@ def test_a_folder_has_a_file_a_split_and_its_test_file_is_not_read_in_training(t
 def test_a_folder_without_a_test_file_has_no_test_set(tmp_path: Path) -> None:
     source = str(folder(tmp_path / "mine", train=[row(1)]))
     assert rows_of_test(TasksConfig(source=source), needs_answer=True) is None
+
+
+def test_own_names_of_columns_are_not_those_of_a_known_set(tmp_path: Path) -> None:
+    mine = str(folder(tmp_path / "mine", train=[{"ask": "1?", "gold": "1"}], test=[{"ask": "2?", "gold": "2"}]))
+    known = str(folder(tmp_path / "math500", test=[{"problem": "3?", "answer": "3"}]))
+    own = TasksConfig(source=mine, question="ask", answer="gold", subset="hard", test=known, held_out=known)
+    assert [row["question"] for row in training_rows(own, needs_answer=True)] == ["1?"]
+    for read in (rows_of_test, held_out_rows):
+        assert [row["question"] for row in read(own, needs_answer=True) or ()] == ["3?"]
+    assert (as_configured(mine, own).subset, as_configured("gsm8k", own).subset) == ("hard", "main")
+    # Another file has the same columns, or is told so.
+    beside = str(folder(tmp_path / "other", test=[{"ask": "4?", "gold": "4"}], train=[row(5)]))
+    assert [row["question"] for row in rows_of_test(structs.replace(own, test=beside), needs_answer=True) or ()] == [
+        "4?"
+    ]
+    with pytest.raises(
+        DataError, match=r"tasks\.test = '.*' has no column 'ask'; it has question, answer: name them as"
+    ):
+        rows_of_test(structs.replace(own, test=f"{beside}/train.jsonl"), needs_answer=True)
 
 
 def test_a_folder_called_like_a_known_set_has_its_columns(tmp_path: Path) -> None:
