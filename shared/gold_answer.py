@@ -6,8 +6,10 @@ and needs no conversion whose cost grows with the square of the digits.
 Also the boxes of a text: `\boxed{...}` and `\fbox{...}`. All patterns and functions here take linear time.
 """
 
+import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 
 MARKER = "####"
 
@@ -34,6 +36,11 @@ def gold_number(answer: str) -> str | None:
     """The gold answer in canonical form, or None unless there is exactly one number in it."""
     numbers = numbers_in(on_marked_line(answer if MARKER in answer else MARKER + answer.strip()))
     return numbers[0] if len(numbers) == 1 else None
+
+
+def plain_number(value: float) -> str:
+    """As people write it: 0.00001 and 3, where Python writes 1e-05 and 3.0."""
+    return format(Decimal(repr(value)), "f").removesuffix(".0") if math.isfinite(value) else str(value)
 
 
 def numbers_in(written: Sequence[str]) -> list[str]:

@@ -29,7 +29,7 @@ from typing import Any, cast
 from protocol.limits import MAX_NAME_CHARS
 from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError, in_words
-from shared.gold_answer import MARKER, boxes
+from shared.gold_answer import MARKER, boxes, plain_number
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED = ("embedded", "numbers", "calculations", "guessing")
@@ -168,6 +168,8 @@ def open_dataset(source: str, split: str, has: Known, key: str) -> Iterable[Any]
 
     disable_progress_bars()
     file = local_file(source, split)
+    if file and not file.stat().st_size:
+        raise DataError(f"{key} = '{source}': {file} is empty; it needs a row with a question.")
     try:
         # Its rows are typed as anything an index can give; iterating gives mappings.
         if file:
@@ -176,7 +178,9 @@ def open_dataset(source: str, split: str, has: Known, key: str) -> Iterable[Any]
         return cast(Any, load_dataset(has.hub or source, has.subset or None, split=split))
     except Exception as error:
         advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
-        raise DataError(f"{key} = '{source}' cannot be read: {in_words(error)}{advice}") from error
+        # Of a file, `datasets` itself says only that it failed.
+        cause = (error.__cause__ if file else None) or error
+        raise DataError(f"{key} = '{source}' cannot be read: {in_words(cause)}{advice}") from error
 
 
 def local_file(source: str, split: str) -> Path | None:
@@ -221,6 +225,8 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 def as_text(value: object) -> str:
     """The same text in every process: without the memory address that Python puts into that of a picture, say."""
+    if isinstance(value, float):
+        return plain_number(value)
     return value if isinstance(value, str) else MEMORY_ADDRESS.sub("", str(value))
 
 

@@ -214,6 +214,16 @@ class Picture:
     """Its text has its address."""
 
 
+def test_numbers_are_written_as_people_write_them(tmp_path: Path) -> None:
+    """One missing cell makes a CSV column of whole numbers one of floats."""
+    (tmp_path / "t.csv").write_text("question,answer\na,1\nb,\nc,3\n")
+    found = training_rows(TasksConfig(source=str(tmp_path / "t.csv")), needs_answer=True)
+    assert [row.get("answer") for row in found] == ["1", None, "3"]
+    values = (1e-05, 1e16, 0.1, -2.0, 123456789012345678.0, float("inf"))
+    texts = ["0.00001", "10000000000000000", "0.1", "-2", "123456789012345680", "inf"]
+    assert [canonical({"question": "?", "answer": value}, NAMES)["answer"] for value in values] == texts
+
+
 def test_a_value_has_the_same_text_in_each_process() -> None:
     one, other = (canonical({"question": "?", "answer": "18", "image": Picture()}, NAMES) for _ in range(2))
     assert one == other and "Picture object" in one["image"]

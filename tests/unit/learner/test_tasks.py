@@ -169,6 +169,19 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, prompter: Pr
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("t.jsonl", "", "is empty; it needs a row with a question"),
+        ("t.jsonl", '{"question": "1?", "answer": "1"}\n{"question": \n', "JSON parse error"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, prompter: Prompter, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=says):
+        load_tasks(TasksConfig(source=str(tmp_path / name)), prompter, "gsm8k")
+
+
 def test_what_can_be_no_task_is_dropped_and_counted_by_reason(tmp_path: Path, prompter: Prompter) -> None:
     data = rows(20)
     data[0]["question"], data[1]["answer"], data[2]["answer"] = "  ", "none", "3 or 4"
