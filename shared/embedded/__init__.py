@@ -1,4 +1,4 @@
-"""The models that ship with Tandem, so that a first run needs no download, no graphics card and no account.
+"""The models that ship with Tandem, so that a first run needs no model download, no graphics card and no account.
 
     model.path          folder    what it writes
     embedded            model/    solutions of arithmetic word problems (learner/tasks/word_problems.py)
