@@ -20,7 +20,7 @@ from launch.plan.remedies import Remedy, fewer_rows, fits, remedies
 from launch.plan.shape import Lengths, ModelShape, Passes, adapter_bytes, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
-from shared.config.processes import Parallel, sent_dtype
+from shared.config.processes import EvalConfig, Parallel, sent_dtype
 from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
@@ -58,7 +58,7 @@ class Plan:
     time: StepTime | None
     """None if the machine could not be measured."""
     total_s: float | None
-    """The whole run, evaluations included."""
+    """The whole run, with the evaluations that it waits for."""
     no_time: str
     """Why there is no time."""
     busy: bool
@@ -180,8 +180,7 @@ def make_plan(
             busy = actor.busy or learner.busy
             time = step_time(shape, work, actor, learner)
             evaluation = evaluation_s(shape, work, actor)
-            every = work.evaluation.every
-            total = total_s(time, evaluation, steps=steps, evaluations=2 + ((steps - 1) // every if every else 0))
+            total = total_s(time, evaluation, steps=steps, evaluations=waited_for(work.evaluation, steps))
         except NotMeasured as error:
             why = str(error)
     return Plan(
@@ -194,6 +193,13 @@ def make_plan(
         busy=busy,
         remedies=tuple(remedies(shape, work, free)),
     )
+
+
+def waited_for(evaluation: EvalConfig, steps: int) -> int:
+    """Evaluations that delay the run. Of those that a process of its own makes, the last is waited for at the end."""
+    if evaluation.beside:
+        return 1
+    return 2 + ((steps - 1) // evaluation.every if evaluation.every else 0)
 
 
 def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: bool = False) -> Work:

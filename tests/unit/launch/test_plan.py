@@ -12,7 +12,7 @@ import pytest
 from launch.__main__ import main
 from launch.commands.resume import config_to_resume
 from launch.plan.cost import Plan, make_plan, plan_as_json, work_of
-from launch.plan.duration import decode_s, evaluation_s, step_time
+from launch.plan.duration import START_S, decode_s, evaluation_s, step_time
 from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
@@ -51,6 +51,17 @@ def work(lengths: Lengths = LENGTHS, **sections: Mapping[str, object]) -> Work:
 
 def plan(shape: ModelShape, one: Work, free: int | None) -> Plan:
     return make_plan(shape, one, free, steps=10, speeds=lambda: (SPEED, SPEED))
+
+
+def test_the_whole_run_waits_for_every_evaluation_unless_another_process_makes_them() -> None:
+    # After 2, 4, 6 and 8 of 10 steps, besides the first and the last.
+    for beside, waited_for in ((False, 6), (True, 1)):
+        one = work(eval={"problems": 30, "every": 2, "beside": beside})
+        found = plan(HALF, one, None)
+        assert found.time and found.total_s
+        assert found.total_s == pytest.approx(
+            START_S + 10 * found.time.step + waited_for * evaluation_s(HALF, one, SPEED)
+        )
 
 
 # --- memory
