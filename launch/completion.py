@@ -188,7 +188,10 @@ def commands(parser: argparse.ArgumentParser) -> Candidates:
 def options(parser: argparse.ArgumentParser) -> Candidates:
     """Long ones; short ones are typed faster than completed."""
     return {
-        name: action.help or "" for action in parser._actions for name in action.option_strings if name.startswith("--")
+        name: action.help or ""
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--") and action.help != argparse.SUPPRESS
     }
 
 

@@ -1,11 +1,11 @@
 """Flags that people know from other training scripts: mapped to the key that means exactly the same, else answered.
 
 A mapped flag is `--set` under another name: `--group-size 8` is `--set rollout.group=8`. In the order of the command
-line, the later one wins.
+line, the later one wins. Underscores are read as hyphens, since TRL has them (`--num_generations`).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shared.errors import UserError
 
@@ -13,6 +13,8 @@ VALUES = {
     "--group-size": ("rollout.group={}",),
     "--num-generations": ("rollout.group={}",),
     "--learning-rate": ("optimizer.lr={}",),
+    "--lr": ("optimizer.lr={}",),
+    "--beta": ("loss.kl_beta={}",),
     "--lora-rank": ("lora.rank={}",),
     "--lora-alpha": ("lora.alpha={}",),
     "--max-steps": ("run.steps={}",),
@@ -29,15 +31,18 @@ SWITCHES = {
     "--no-triton": "compute.kernels=torch",
     "--no-entropy-mask": "loss.entropy_fraction=1.0",
 }
+BATCH = (
+    "a step has rollout.prompts groups of rollout.group completions, and in sft rollout.prompts examples; use --set"
+    " rollout.prompts=N. Micro-batches are cut to fit the memory"
+)
 ANSWERS = {
     "--epochs": "a run is a number of steps, each of rollout.prompts new prompts; use --steps N",
     "--num-train-epochs": "a run is a number of steps, each of rollout.prompts new prompts; use --steps N",
-    "--batch-size": "a step has rollout.prompts groups of rollout.group completions; use --set rollout.prompts=N."
-    " Micro-batches are cut to fit the memory",
-    "--per-device-train-batch-size": "a step has rollout.prompts groups of rollout.group completions; use --set"
-    " rollout.prompts=N. Micro-batches are cut to fit the memory",
-    "--gradient-accumulation-steps": "a step is one update over all its groups, in micro-batches that fit the memory;"
-    " use --set rollout.prompts=N for larger steps",
+    "--batch-size": BATCH,
+    "--per-device-train-batch-size": BATCH,
+    "--gradient-accumulation-steps": "micro-batches are cut to fit the memory, whatever the size of a step; use --set"
+    " rollout.prompts=N for larger steps, and --set batch.updates=N for several updates in a step",
+    "--use-vllm": "use --set actor.engine=vllm, or vllm_server for a server that you start",
     "--use-entropy-mask": "say which share of the tokens is trained on: --set loss.entropy_fraction=0.2",
     "--max-prompt-length": "a longer prompt is dropped here, not cut; use --set tasks.max_prompt_tokens=N",
     "--dataset-name": "use --set tasks.source=NAME, for example gsm8k or a .jsonl file",
@@ -46,7 +51,7 @@ ANSWERS = {
     "--output-dir": "use --out DIR",
     "--resume-checkpoint": "use the command `resume DIR`, which takes the newest checkpoint",
     "--resume": "use the command `resume DIR`, which takes the newest checkpoint",
-    "--config": "give the file itself: `run my.toml`, or my.yaml",
+    "--config": "give the file itself, my.toml or my.yaml, right after the command",
     "--lora-weights": "use the command `generate DIR` with the run's directory",
     "--num-gpus": "--ranks N is a learner on N cards; compute.learner_card and compute.actor_card choose cards",
     "--nproc-per-node": "--ranks N is a learner on N cards; compute.learner_card and compute.actor_card choose cards",
@@ -58,11 +63,17 @@ def add_known_flags(parser: argparse.ArgumentParser) -> None:
     """Each adds to `set`, like --set."""
     group = parser.add_argument_group("flags of other scripts")
     for flag, keys in VALUES.items():
-        group.add_argument(
-            flag, dest="set", action="extend", type=Assignments(keys), metavar="X", help=f"--set {keys[-1].format('X')}"
-        )
+        words = " ".join(f"--set {key.format('X')}" for key in keys)
+        for name, text in spellings(flag, words).items():
+            group.add_argument(name, dest="set", action="extend", type=Assignments(keys), metavar="X", help=text)
     for flag, assignment in SWITCHES.items():
-        group.add_argument(flag, dest="set", action="append_const", const=assignment, help=f"--set {assignment}")
+        for name, text in spellings(flag, f"--set {assignment}").items():
+            group.add_argument(name, dest="set", action="append_const", const=assignment, help=text)
+
+
+def spellings(flag: str, words: str) -> Mapping[str, str]:
+    """Each with its help; that with underscores is in no list."""
+    return {f"--{flag[2:].replace('-', '_')}": argparse.SUPPRESS, flag: words}
 
 
 class Assignments:
@@ -76,8 +87,8 @@ class Assignments:
 
 
 def answer_known_flags(argv: Sequence[str]) -> None:
-    """UserError for the first flag of `run` that others have and we do not."""
-    if argv[:1] != ["run"]:
+    """UserError for the first flag of `run` or `sft` that others have and we do not."""
+    if argv[:1] not in (["run"], ["sft"]):
         return
     for word in argv:
         flag = word.partition("=")[0]

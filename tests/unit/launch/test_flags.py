@@ -19,6 +19,21 @@ def test_the_flags_of_the_seed_documents_set_what_they_say() -> None:
     assert (config.compute.kernels, config.loss.entropy_fraction) == ("triton", 1.0)
 
 
+def test_flags_may_be_written_with_underscores_as_in_trl() -> None:
+    words = "--num_generations 6 --learning_rate=1e-4 --beta 0.02 --max_completion_length 99 --no_entropy_mask"
+    config = load_config("embedded", parse(["run", "embedded", *words.split()]).set)
+    assert (config.rollout.group, config.optimizer.lr, config.loss.kl_beta) == (6, 1e-4, 0.02)
+    assert (config.rollout.max_new_tokens, config.loss.entropy_fraction) == (99, 1.0)
+
+
+def test_the_help_names_every_key_that_a_flag_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["run", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--wandb-project X --set tracking.kind=wandb --set tracking.project=X" in text
+    assert "--num_generations" not in text, "once is enough"
+
+
 def test_the_later_one_wins() -> None:
     both = ["--set", "rollout.group=4", "--group-size", "6"]
     assert load_config("embedded", parse(["run", *both]).set).rollout.group == 6
@@ -32,10 +47,11 @@ def test_every_mapped_flag_sets_a_key_that_exists() -> None:
 
 
 @pytest.mark.parametrize("flag", ANSWERS)
-def test_a_flag_without_an_exact_key_is_answered(flag: str) -> None:
+@pytest.mark.parametrize("command", ["run", "sft"])
+def test_a_flag_without_an_exact_key_is_answered(command: str, flag: str) -> None:
     for word in (flag, f"{flag}=3", f"--{flag[2:].replace('-', '_')}"):
         with pytest.raises(UserError, match=r"is not a flag of Tandem: \S"):
-            parse(["run", "embedded", word])
+            parse([command, "embedded", word])
 
 
 def test_answers_name_keys_that_exist() -> None:
@@ -44,6 +60,14 @@ def test_answers_name_keys_that_exist() -> None:
     ours = {key for key in named if key.partition(".")[0] in sections}
     assert "rollout.prompts" in ours
     assert ours <= PINNED.keys()
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"), [("--gradient-accumulation-steps", "batch.updates"), ("--use-vllm", "actor.engine=vllm")]
+)
+def test_an_answer_names_its_key(flag: str, key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        parse(["run", flag, "2"])
 
 
 @pytest.mark.parametrize("flag", ["--num-gpus", "--nproc-per-node"])
