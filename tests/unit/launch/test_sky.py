@@ -50,6 +50,19 @@ def test_each_machine_starts_an_actor_with_its_own_key(task: dict[str, Any], tmp
     assert str(arguments.config) == f"{tmp_path}/tandem-actor/config.json"
 
 
+def test_a_machine_with_an_older_python_is_refused_in_one_sentence(task: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tandem-actor").mkdir()
+    (tmp_path / "tandem-actor" / "sky0.json").write_text("{}")
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo Python 3.10.13; exit 0; }\nexit 1\n')
+    python.chmod(0o755)
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", task["setup"]], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not done.stdout
+    (sentence,) = done.stderr.splitlines()
+    assert "got Python 3.10.13, expected 3.11 or newer" in sentence and "image_id" in sentence
+
+
 def test_keys_are_copied_from_a_folder_that_git_ignores_and_closed_to_others(task: dict[str, Any]) -> None:
     ((there, here),) = task["file_mounts"].items()
     assert here.startswith("runs/") and "/runs/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
