@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ModelError
-from shared.model.prompt import OBSERVED, Message, Prompter
+from shared.model.prompt import OBSERVED, THINKING, Message, Prompter
 
 PROBE_NAME, PROBE_KEY, PROBE_VALUE = "tool_probe", "argument_probe", "value_probe"
 PROBE = {"type": "function", "function": {"name": PROBE_NAME, "arguments": {PROBE_KEY: PROBE_VALUE}}}
@@ -123,7 +123,9 @@ def call_form(prompter: Prompter) -> CallForm:
             PROBE_NAME if value == PROBE_NAME else "arguments": key for key, value in given.items() if is_probe(value)
         }
         if len(keys) == 2:
-            return CallForm(opening=text[first:start].strip(), name=keys[PROBE_NAME], arguments=keys["arguments"])
+            # Some templates write an empty thought before the call; what the model thinks is no part of the form.
+            opening = text[first:start].rpartition(THINKING[1])[2].strip()
+            return CallForm(opening=opening, name=keys[PROBE_NAME], arguments=keys["arguments"])
     raise ModelError(
         f"The chat template of {prompter.name} shows no tool calls as JSON, so the model's calls cannot be read; use a"
         " model with a template for tools."

@@ -28,6 +28,28 @@ FORGETFUL = HERMES.replace(
     "~ message.content }}", "~ (message.content if loop.last or message.role == 'user' else '-') }}"
 )
 """Shows only the last message in full."""
+QWEN3 = (
+    "{%- set asked = namespace(last=-1) %}"
+    "{%- for message in messages if message.role == 'user' and not message.content.startswith('<tool_response>') %}"
+    "{%- set asked.last = messages.index(message) %}{%- endfor %}"
+    + SHOWN
+    + "{%- for message in messages %}{%- set said = message.content %}{%- if message.role == 'tool' %}"
+    "{%- if loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{%- endif %}"
+    "{{ '\\n<tool_response>\\n' ~ said ~ '\\n</tool_response>' }}"
+    "{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{%- endif %}"
+    "{%- else %}{{ '<|im_start|>' ~ message.role ~ '\\n' }}{%- if message.role == 'assistant' %}"
+    "{%- set thought = '' %}{%- if '</think>' in said %}"
+    "{%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
+    "{%- set said = said.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+    "{%- if loop.index0 > asked.last and (loop.last or thought) %}"
+    "{{ '<think>\\n' ~ thought ~ '\\n</think>\\n\\n' }}{%- endif %}{{ said }}"
+    "{%- if message.tool_calls %}{%- if said %}{{ '\\n' }}{%- endif %}"
+    + CALLS.replace("}{%- endfor", "}{%- if not loop.last %}{{ '\\n' }}{%- endif %}{%- endfor")
+    + "{%- endif %}{%- else %}{{ said }}{%- endif %}{{ '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{%- endif %}"
+)
+"""Writes a thought, even an empty one, in the last message, and answers of tools as a user's, as Qwen3 does."""
 PLAIN_JSON = HERMES.replace("<tool_call>\\n", "").replace("\\n</tool_call>", "").replace('"arguments"', '"parameters"')
 
 
@@ -81,6 +103,17 @@ def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
 def test_calls_are_read_where_they_parse(tmp_path: Path, text: str, expected: list[tuple[str, object]]) -> None:
     model = prompter(tmp_path)
     assert Conversation(model, 2).calls(model.ids(text)) == expected
+
+
+@pytest.mark.parametrize("thought", ["", "<think>\n\n</think>\n\n", "<think>\nI add.\n</think>\n\n", "I add.\n"])
+@pytest.mark.parametrize("template", [QWEN3, QWEN3.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")])
+def test_a_call_is_read_whatever_the_model_has_thought(tmp_path: Path, thought: str, template: str) -> None:
+    """Though the template writes an empty thought before a call, or opens it in the prompt."""
+    model = prompter(tmp_path, template)
+    talk = Conversation(model, 8)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert talk.calls(model.ids(f"{thought}{call}\n{call}<|im_end|>")) == [("add", {"a": 1})] * 2
+    assert talk.form.before(thought + call) == thought
 
 
 def test_the_form_of_calls_is_the_templates_own(tmp_path: Path) -> None:
