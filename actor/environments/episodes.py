@@ -100,15 +100,18 @@ class Episode:
         return EndedCompletion(group=self.group, index=self.index, completion=last)
 
     def verdict_over(self, found: Verdict) -> Verdict:
-        """The environment's fault or reward, where there is one, else the verifier's verdict."""
+        """The environment's fault, else that of a named reward, else the environment's reward if it has one."""
         if self.fault:
-            return structs.replace(
-                fault(self.fault.outcome, self.fault.note), rewards=dict.fromkeys(found.rewards, 0.0)
-            )
-        if self.reward:
-            judged = verdict(self.reward.value, truncated=self.finish is Finish.LENGTH)
-            return structs.replace(judged, rewards=found.rewards)
-        return found
+            lost = fault(self.fault.outcome, self.fault.note)
+            return with_logged(lost, structs.replace(found, rewards=dict.fromkeys(found.rewards, 0.0)))
+        if self.reward is None or found.outcome in (Outcome.ERROR, Outcome.TIMEOUT):
+            return found
+        return with_logged(verdict(self.reward.value, truncated=self.finish is Finish.LENGTH), found)
+
+
+def with_logged(judged: Verdict, found: Verdict) -> Verdict:
+    """With the named rewards of another verdict, and what the functions logged."""
+    return structs.replace(judged, rewards=found.rewards, metrics=found.metrics, extras=found.extras)
 
 
 class Player(Protocol):

@@ -173,6 +173,29 @@ def test_an_environment_that_hangs_ends_its_rollouts_alone(rollout: Rollout, pol
     assert all(s == 0.0 for s, o in zip(filled.groups[1].scores, expected, strict=True) if o is Outcome.TIMEOUT)
 
 
+def test_a_named_reward_that_fails_is_no_zero_and_what_it_logs_is_kept(
+    rollout: Rollout, policy: Policy, model: Prompter, tmp_path: Path
+) -> None:
+    path = tmp_path / "rewards.py"
+    path.write_text(
+        """
+def late(number, log_metric, log_extra, **columns):
+    log_metric("seen", 3)
+    log_extra("shown", [f"number {one}" for one in number])
+    return [float("nan") if one == "0" else 0.25 for one in number]
+"""
+    )
+    spec = f"{path}:late"
+    with closing(ScorePool(VerifierConfig(kind="environment", rewards={spec: 0.5}))) as scorer:
+        own = Rollout(rollout.engine, scorer, NoLease(), model.text, episodes=rollout.episodes)
+        failed, lost = fill(own, policy, order(model, "", "hang")).groups
+    assert set(failed.outcomes) == {Outcome.ERROR} and set(failed.scores) == {0.0}
+    assert Outcome.TIMEOUT in lost.outcomes
+    for number, group in enumerate((failed, lost)):
+        assert group.metrics == {"seen": 3.0}
+        assert group.extras == {"shown": (f"number {number}",) * 3}
+
+
 def test_an_answer_without_room_truncates(rollout: Rollout, policy: Policy, model: Prompter) -> None:
     filled = fill(rollout, policy, order(model, "long"))
     group = filled.groups[0]
