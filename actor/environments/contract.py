@@ -6,7 +6,8 @@
         def get_reward(self) -> float | None         the score, if verifier.kind is 'environment'
 
 An instance is made once for each process and reset for each episode. Plain functions can be tools too. All of them may
-be async. What a tool returns is shown with `str`; what it raises is its answer, {"error": "..."}, as in TRL.
+be async: a process has one event loop, so a connection stays usable. What a tool returns is shown with `str`; what it
+raises is its answer, {"error": "..."}, as in TRL.
 
 `describe_in_process` runs the user's file in a process of its own and returns the tools as JSON, in the form that chat
 templates expect. It is done once, when a run begins: the learner renders prompts, and runs none of the user's code.
@@ -29,7 +30,7 @@ import msgspec
 
 from actor.scoring.fork_server_process import environment
 from actor.verifiers.reward_arguments import accepted, as_in_the_data
-from actor.verifiers.reward_function import as_coroutine, find_reward_function, in_words
+from actor.verifiers.reward_function import Loop, as_coroutine, find_reward_function, in_words
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
 
@@ -54,6 +55,7 @@ class Environment:
 
     def __init__(self, config: EnvironmentConfig) -> None:
         """RewardError if the file cannot be used."""
+        self.loop = Loop()
         self.instance = find_environment(config.function) if config.function else None
         functions = [find_reward_function(spec, "environment.tools") for spec in config.tools]
         methods = methods_of(self.instance) if self.instance is not None else []
@@ -64,19 +66,19 @@ class Environment:
     def reset(self, columns: Mapping[str, str]) -> object:
         if self.instance is None:
             return None
-        return result_of(self.instance.reset, accepted(self.instance.reset, as_in_the_data(columns)))
+        return result_of(self.instance.reset, accepted(self.instance.reset, as_in_the_data(columns)), self.loop)
 
     def use(self, call: ToolCall) -> str:
         """The tool's answer as text."""
         try:
             if call.name not in self.tools:
                 raise ValueError(f"Tool {call.name} not found.")
-            return str(result_of(self.tools[call.name], call.arguments))
+            return str(result_of(self.tools[call.name], call.arguments, self.loop))
         except Exception as error:
             return str({"error": str(error)})
 
     def reward(self) -> object:
-        return result_of(self.instance.get_reward, {}) if self.instance is not None else None
+        return result_of(self.instance.get_reward, {}, self.loop) if self.instance is not None else None
 
 
 def instance_of(found: Callable[[], Any], spec: str) -> Any:
@@ -125,13 +127,9 @@ def methods_of(instance: object) -> list[Callable[..., Any]]:
     return [getattr(instance, name) for name in names if name not in RESERVED and not name.startswith("_")]
 
 
-def result_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def result_of(function: Callable[..., Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
     result = function(**arguments)
-    if not inspect.isawaitable(result):
-        return result
-    import asyncio
-
-    return asyncio.run(as_coroutine(result))
+    return loop.run(as_coroutine(result)) if inspect.isawaitable(result) else result
 
 
 def has_reward(environment: Environment) -> bool:

@@ -43,6 +43,7 @@ from actor.environments.chat_api import (
 )
 from actor.environments.contract import Program, result_of
 from actor.verifiers.reward_arguments import accepted, as_in_the_data
+from actor.verifiers.reward_function import Loop
 
 MAX_BODY_BYTES = 4 << 20
 MAX_CONNECTIONS = 64
@@ -209,7 +210,7 @@ class Agent:
     """The user's program and its endpoint."""
 
     def __init__(self, program: Program, ask: Ask) -> None:
-        self.program = program
+        self.program, self.loop = program, Loop()
         self.endpoint = Endpoint(ask)
         threading.Thread(target=self.endpoint.serve_forever, daemon=True).start()
 
@@ -220,7 +221,9 @@ class Agent:
         os.environ |= {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
         try:
             given = as_in_the_data(columns) | {"base_url": url, "api_key": key}
-            value = result_of(self.program.run, accepted(self.program.run, given))
+            value = result_of(self.program.run, accepted(self.program.run, given), self.loop)
         finally:
             self.endpoint.end()
-        return value if self.program.get_reward is None or not scores else result_of(self.program.get_reward, {})
+        if self.program.get_reward is None or not scores:
+            return value
+        return result_of(self.program.get_reward, {}, self.loop)

@@ -28,7 +28,7 @@ import math
 import sys
 import traceback
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -115,13 +115,33 @@ def import_file(file: Path) -> ModuleType:
     return module
 
 
+class Loop:
+    """The event loop of a process. It is the same for all calls, so a connection that one opened stays usable."""
+
+    def __init__(self) -> None:
+        self.made: AbstractEventLoop | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Until it is done."""
+        if self.made is None:
+            # Costs a fifth of a worker's start; most functions are not async.
+            from asyncio import new_event_loop
+
+            self.made = new_event_loop()
+        return self.made.run_until_complete(coroutine)
+
+    def close(self) -> None:
+        if self.made:
+            self.made.close()
+
+
 class RewardCalls:
     """Calls functions and turns what they return into verdicts. Each worker has one."""
 
     def __init__(self, form: RewardForm = "auto") -> None:
         self.form: RewardForm = form
         self.log = RewardLog()
-        self.loop: AbstractEventLoop | None = None
+        self.loop = Loop()
 
     def values(self, functions: Sequence[RewardFunction], jobs: Sequence[ScoreJob]) -> list[list[object]]:
         """What one call of each function returns: one value per job. CallFailed if it is anything else."""
@@ -149,17 +169,11 @@ class RewardCalls:
         waiting = [result for result in results if inspect.isawaitable(result)]
         if not waiting:
             return list(results)
-        if self.loop is None:
-            # Costs a fifth of a worker's start; most functions are not async.
-            from asyncio import new_event_loop
-
-            self.loop = new_event_loop()
-        found = iter(self.loop.run_until_complete(together(waiting)))
+        found = iter(self.loop.run(together(waiting)))
         return [next(found) if inspect.isawaitable(result) else result for result in results]
 
     def close(self) -> None:
-        if self.loop:
-            self.loop.close()
+        self.loop.close()
 
 
 async def as_coroutine(result: Awaitable[Any]) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from actor.environments.contract import ToolCall, describe_in_process
 from actor.environments.pool import EnvironmentPool, Lost, fault_of
-from actor.environments.worker import Answered, Broken, GetReward, Opened, Reset, Rewarded, Use
+from actor.environments.worker import Act, Acted, Answered, Broken, GetReward, Opened, Reset, Rewarded, Use
 from actor.scoring.pipe import KillWorker
 from protocol.outcome import Outcome
 from shared.config.environment import EnvironmentConfig
@@ -81,6 +81,37 @@ class Env:
         if self.at == "reward":
             return "much" if self.how == "type" else fail(self.how)
         return None if self.total < 0 else float(self.total)
+
+class Connected:
+    async def reset(self, **columns):
+        import asyncio
+
+        async def echo(reader, writer):
+            writer.write(await reader.readline())
+
+        self.server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        address = self.server.sockets[0].getsockname()
+        self.reader, self.writer = await asyncio.open_connection(*address)
+
+    async def say(self, word: str) -> str:
+        """
+        Says a word over the connection.
+
+        Args:
+            word: What to say.
+        """
+        self.writer.write(word.encode() + b"\\n")
+        return (await self.reader.readline()).decode().strip()
+
+    async def get_reward(self):
+        self.writer.close()
+        await self.writer.wait_closed()
+        return 1.0
+
+class ConnectedAgent(Connected):
+    async def run(self, base_url, api_key, **columns):
+        await self.reset()
+        await self.say("hello")
 
 def double(number: int) -> int:
     """
@@ -165,6 +196,17 @@ def test_tools_are_methods_and_functions_and_what_they_raise_is_their_answer(poo
     texts = ask(pool, {0: Use(calls=calls)})[0].texts
     assert texts[:2] == ["8", "later"]
     assert all(text.startswith("{'error': ") for text in texts[2:]) and "Tool reset not found." in texts[4]
+
+
+def test_a_connection_that_an_async_method_opened_stays_usable(file: Path) -> None:
+    with closing(EnvironmentPool(config_of(file, "Connected"))) as pool:
+        ask(pool, {0: Reset(columns={})})
+        said = Use(calls=[ToolCall(name="say", arguments={"word": "hello"})])
+        assert ask(pool, {0: said}) == {0: Answered(texts=["hello"])}
+        assert ask(pool, {0: GetReward()}) == {0: Rewarded(value=1.0)}
+    config = EnvironmentConfig(kind="agent", function=f"{file}:ConnectedAgent")
+    with closing(EnvironmentPool(config)) as pool:
+        assert ask(pool, {0: Act(columns={}, scores=True)}) == {0: Acted(value=1.0)}
 
 
 OUTCOMES = {
