@@ -4,8 +4,10 @@
     call    consecutive jobs that one worker scores together, with one time limit
 
 Jobs start in as few calls as there are workers: then a user's function sees all jobs or the largest part of them, and
-the simple verifiers waste no time. When such a call fails, each of its jobs is tried once more, alone. Mathematics is
-slow and may hang, so its calls are small and score one job after the other: it is known which job a worker failed at.
+the simple verifiers waste no time. A function may compare the completions of a prompt, so it is given groups, which are
+neighbours with equal prompts, as a whole. When such a call fails, each of its groups is tried again by itself, and then
+each job of a group that fails, alone. Mathematics is slow and may hang, so without functions its calls are small and
+score one job after the other: it is known which job a worker failed at.
 
     timeout of a call with one job    the job's fault: it had the whole limit to itself
     failed call with one job          the job's fault
@@ -14,6 +16,7 @@ slow and may hang, so its calls are small and score one job after the other: it 
                                       alone. So no job is blamed for a worker that something else killed or damaged.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +35,12 @@ def is_one_by_one(verifier: VerifierConfig) -> bool:
     return verifier.kind == "math" and not runs_functions(verifier)
 
 
+def call_limit_s(verifier: VerifierConfig, num_jobs: int) -> float:
+    """For one reply. Beside a function, mathematics is not cut into small calls; it gets the time that they had."""
+    calls = -(-num_jobs // CALL_JOBS) if verifier.kind == "math" and runs_functions(verifier) else 1
+    return verifier.limit_s * calls
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """Jobs that a worker scores together."""
@@ -43,9 +52,12 @@ class Call:
 class JobQueue:
     """The jobs of one order, from waiting calls to verdicts."""
 
-    def __init__(self, jobs: Sequence[ScoreJob], num_calls: int = 1, *, one_by_one: bool) -> None:
+    def __init__(
+        self, jobs: Sequence[ScoreJob], num_calls: int = 1, *, one_by_one: bool, whole_groups: bool = False
+    ) -> None:
         self.jobs: list[ScoreJob] = []
         self.one_by_one = one_by_one
+        self.whole_groups = whole_groups
         self.lost_fork_server = False
         """Whether the fork server died during these jobs. From then on one call runs at a time, so that a job that
         kills it again is found."""
@@ -57,7 +69,16 @@ class JobQueue:
     def add(self, jobs: Sequence[ScoreJob], num_calls: int) -> None:
         first = len(self.jobs)
         self.jobs += jobs
-        self.waiting += split(range(first, len(self.jobs)), num_calls)
+        self.waiting += split(self.groups(range(first, len(self.jobs))), num_calls)
+
+    def groups(self, jobs: range) -> list[range]:
+        """What no call may split: groups where a function sees them whole, else single jobs."""
+        starts = [job for job in jobs if job == jobs.start or not self.belongs_to_the_job_before(job)]
+        return [range(start, end) for start, end in pairwise([*starts, jobs.stop])]
+
+    def belongs_to_the_job_before(self, job: int) -> bool:
+        one, before = self.jobs[job], self.jobs[job - 1]
+        return self.whole_groups and not one.compares_answers and one.prompt == before.prompt
 
     def is_done(self) -> bool:
         return len(self.verdicts) == len(self.jobs)
@@ -91,14 +112,15 @@ class JobQueue:
         return self.one_by_one or len(call.jobs) == 1
 
     def blame_or_split(self, call: Call, verdict: Verdict) -> None:
-        """Give the verdict to the one job it must be, or try each job alone."""
+        """Give the verdict to the one job it must be, or try each group by itself, or each job of the only group."""
         if self.is_alone(call):
             self.settle(call, [verdict])
             self.requeue(call.jobs[1:])
             return
         self.suspects |= set(call.jobs)
-        for job in call.jobs:
-            self.requeue(range(job, job + 1))
+        groups = self.groups(call.jobs)
+        for part in groups if len(groups) > 1 else [range(job, job + 1) for job in call.jobs]:
+            self.requeue(part)
 
     def requeue(self, jobs: range) -> None:
         if jobs:
@@ -108,7 +130,11 @@ class JobQueue:
         return [self.verdicts[job] for job in range(len(self.jobs))]
 
 
-def split(jobs: range, num_calls: int) -> list[Call]:
-    """Consecutive calls of nearly equal size, none empty."""
-    edges = [len(jobs) * part // num_calls for part in range(num_calls + 1)] if num_calls else []
-    return [Call(jobs=jobs[start:end]) for start, end in pairwise(edges) if end > start]
+def split(groups: Sequence[range], num_calls: int) -> list[Call]:
+    """Consecutive calls of nearly equal size, none empty and none with a part of a group."""
+    if not groups:
+        return []
+    start, ends = groups[0].start, [group.stop for group in groups]
+    even = [start + (ends[-1] - start) * part // num_calls for part in range(1, num_calls + 1)]
+    edges = [start, *(ends[bisect_left(ends, edge)] for edge in even)]
+    return [Call(jobs=range(start, end)) for start, end in pairwise(edges) if end > start]

@@ -68,14 +68,19 @@ class ScorePool:
                 )
 
     def begin(self) -> Scores:
-        """The scores of the next order: streamed, unless a user's function must see the whole order."""
+        """The scores of the next order: streamed, unless a user's function must see whole groups of it."""
         if runs_functions(self.verifier):
             return ScoresTogether(self.score)
         return StreamedScores(self, one_by_one=is_one_by_one(self.verifier))
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """One verdict per job, in order."""
-        queue = JobQueue(jobs, self.num_calls(len(jobs)), one_by_one=is_one_by_one(self.verifier))
+        queue = JobQueue(
+            jobs,
+            self.num_calls(jobs),
+            one_by_one=is_one_by_one(self.verifier),
+            whole_groups=runs_functions(self.verifier),
+        )
         return self.finish(queue, on_progress)
 
     def advance(self, queue: JobQueue) -> None:
@@ -98,9 +103,10 @@ class ScorePool:
         nothing = {name_of(spec): 0.0 for spec in self.verifier.rewards}
         return [structs.replace(verdict, rewards=nothing | verdict.rewards) for verdict in queue.in_order()]
 
-    def num_calls(self, num_jobs: int) -> int:
-        """Calls for this many jobs: small ones if a job can be slow, since all jobs of a call share one limit."""
-        small = -(-num_jobs // CALL_JOBS) if self.verifier.kind == "math" else 0
+    def num_calls(self, jobs: Sequence[ScoreJob]) -> int:
+        """Calls for these jobs: small ones if a job can be slow, but not where a function sees as many as it can."""
+        seen = runs_functions(self.verifier) and not all(job.compares_answers for job in jobs)
+        small = -(-len(jobs) // CALL_JOBS) if self.verifier.kind == "math" and not seen else 0
         return max(len(self.slots), small)
 
     def num_busy(self) -> int:
@@ -173,6 +179,6 @@ class StreamedScores:
         self.waiting = []
 
     def verdicts(self, on_progress: Callable[[], None]) -> list[Verdict]:
-        self.enqueue(self.pool.num_calls(len(self.waiting)))
+        self.enqueue(self.pool.num_calls(self.waiting))
         found = dict(zip(self.places, self.pool.finish(self.queue, on_progress), strict=True))
         return [found[place] for place in sorted(found)]

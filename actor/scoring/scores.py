@@ -29,7 +29,8 @@ class Scorer(Protocol):
 
 
 class ScoresTogether:
-    """Scores all jobs of an order in one call: a user's function sees the whole order, as in TRL."""
+    """Scores all jobs of an order together: a user's function sees the whole order, as in TRL, or with several workers
+    whole groups of it."""
 
     def __init__(self, score: Callable[[Sequence[ScoreJob], Callable[[], None]], list[Verdict]]) -> None:
         self.score = score

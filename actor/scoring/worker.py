@@ -15,7 +15,7 @@ Resource limits of the process, which everything that it starts inherits:
     memory      RLIMIT_DATA: the private memory it had when the verifier was loaded, plus verifier.memory_mb.
                 RLIMIT_AS: its address space at that time, plus four times as much: shared mappings, thread stacks
     files       RLIMIT_FSIZE: one file has at most verifier.memory_mb; memory file systems count as files
-    processor   RLIMIT_CPU: for each call verifier.limit_s on every core, and two seconds
+    processor   RLIMIT_CPU: for each call its limit (job_queue.py) on every core, and two seconds
     core dumps  none
 
 RLIMIT_DATA is the main limit, not RLIMIT_AS, because libraries reserve address space that they never use. The limits
@@ -34,7 +34,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from actor.scoring.job_queue import is_one_by_one
+from actor.scoring.job_queue import call_limit_s, is_one_by_one
 from actor.scoring.pipe import LENGTH_BYTES, Failed, Ready, Reply, ScoreCall, Scored, frame
 from actor.verifiers.reward_function import CallFailed
 from actor.verifiers.verifier import Scoring
@@ -126,7 +126,7 @@ def score(verifier: VerifierConfig, scoring: Scoring, call: ScoreCall) -> Iterat
     parts = [[job] for job in call.jobs] if is_one_by_one(verifier) else [call.jobs]
     try:
         for jobs in parts:
-            limit_cpu(verifier.limit_s)
+            limit_cpu(call_limit_s(verifier, len(jobs)))
             yield Scored(number=call.number, verdicts=scoring.score(jobs))
     except CallFailed as failure:
         yield Failed(number=call.number, note=str(failure), exits=failure.out_of_memory)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from actor.scoring.fork_server_process import ForkServerProcess
-from actor.scoring.job_queue import Call, JobQueue
+from actor.scoring.job_queue import Call, JobQueue, call_limit_s
 from actor.scoring.pipe import Failed, KillWorker, Ready, Reply, ScoreCall, Scored, StartWorker, frame, take_body
 from actor.verifiers.reward_arguments import MAX_EXTRA_CHARS
 from actor.verifiers.verdict import ScoreJob, Verdict, one_line
@@ -153,7 +153,8 @@ class Slot:
         self.is_ready = False
         self.is_fresh = True
         self.call: Call | None = None
-        self.deadline = time.monotonic() + self.start_limit_s
+        self.limit_s = self.start_limit_s
+        self.deadline = time.monotonic() + self.limit_s
 
     def is_idle(self) -> bool:
         return self.is_ready and self.call is None
@@ -161,7 +162,8 @@ class Slot:
     def give(self, call: Call, jobs: Sequence[ScoreJob]) -> None:
         self.num_calls += 1
         self.call = call
-        self.deadline = time.monotonic() + self.verifier.limit_s
+        self.limit_s = call_limit_s(self.verifier, len(call.jobs))
+        self.deadline = time.monotonic() + self.limit_s
         self.worker.send(ScoreCall(number=self.num_calls, jobs=[jobs[job] for job in call.jobs]))
 
     def collect(self, queue: JobQueue, code: int | None) -> None:
@@ -180,8 +182,7 @@ class Slot:
         elif code is not None:
             self.replace(queue, how_it_ended(code))
         elif time.monotonic() > self.deadline and not self.is_idle():
-            limit_s = self.verifier.limit_s if self.is_ready else self.start_limit_s
-            self.replace(queue, f"was stopped after {limit_s:g} s", timed_out=True)
+            self.replace(queue, f"was stopped after {self.limit_s:g} s", timed_out=True)
 
     def take(self, reply: Reply, queue: JobQueue) -> None:
         """Handle one reply. Each worker has its own pipes, so a reply is never from the worker before it."""
@@ -194,7 +195,7 @@ class Slot:
                 check(verdicts, self.call, {name_of(spec) for spec in self.verifier.rewards})
                 self.call = queue.settle(self.call, verdicts)
                 self.is_fresh = False
-                self.deadline = time.monotonic() + self.verifier.limit_s
+                self.deadline = time.monotonic() + self.limit_s
             case Failed(number=number, note=note, exits=False) if self.call and number == self.num_calls:
                 queue.fail(self.call, note)
                 self.call = None

@@ -6,8 +6,8 @@ All arguments are keyword arguments, and each is a list with one entry per compl
 function without **kwargs gets only the arguments that it names. It may be async: the async functions of a run wait
 together, and all calls of a worker run in one event loop, so a connection that one opened stays usable. It may be a
 class, which each worker makes once, without arguments, and then calls. One call scores as many completions as possible,
-because rewards written for TRL may look at the whole batch. Any iterable with an order will do for a list, such as an
-array or a tensor.
+because rewards written for TRL may look at the whole batch, and never a part of a group. Any iterable with an order
+will do for a list, such as an array or a tensor.
 
     number  -> correct if it is at least 0.5, else wrong; the number is the score
     None    -> abstain
@@ -15,8 +15,9 @@ array or a tensor.
                truncation if the reward is negative elsewhere
     NaN, infinity, a magnitude above the wire's limit, another type -> error for that completion
     an exception, or a list of another length -> the call fails. It is not known which completion caused it, so the
-               pool calls the function again for each completion alone. Those that fail alone are errors, and the others
-               get their score. A function whose scores depend on the rest of the batch should therefore not fail
+               pool calls the function again for each group, and for each completion of a group that fails, alone. Those
+               that fail alone are errors, and the others get their score. A function whose scores depend on the rest of
+               the group should therefore not fail
 
 Different from TRL: a model as a reward is a class that loads it. The function runs in a scoring worker with the
 worker's rights; it is trusted, not in a sandbox.

@@ -10,7 +10,7 @@
 
     ScoreEach    one question for each answer: a number from 0 to 10, divided by 10
     RankGroup    one question for all answers to a prompt: their order, best first; 1 for the best, 0 for the worst.
-                 Keep verifier.workers = 1, since another worker would see a part of the group
+                 A worker is always given whole groups, unless another answer of the group makes its call fail
 
 A worker makes one object and keeps it, so a question that was asked before is answered from memory: the same answer to
 the same prompt costs one call. JUDGE_LIMIT_S (20 if it is not set) is the time for all questions of a step. An answer

@@ -174,10 +174,12 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """More rewards besides the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 if the format is
     followed, else 0), or `path/to/file.py:name` as above. They are logged by name and never change an outcome."""
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
-    """Number of scoring processes, from 1 to 64. Each can be killed without harm to the actor."""
+    """Number of scoring processes, from 1 to 64. Each can be killed without harm to the actor. With one, your function
+    gets all completions of an order in one call; with several, each call has whole groups."""
     limit_s: PositiveFloat = 10.0
-    """Wall-clock limit in seconds for one call of your function, or for one completion in a built-in verifier. A worker
-    that takes longer is killed, and the outcome is a timeout."""
+    """Wall-clock limit in seconds for one call of your function, or for one completion in a built-in verifier. With
+    `math` and a function in `rewards`, a call has this for every 32 completions. A worker that takes longer is killed,
+    and the outcome is a timeout."""
     memory_mb: NonNegative = 1024
     """Private memory in MB that a worker may take beyond what it has after loading the verifier. 0 sets no limit. A
     function that imports torch or uses CUDA needs several thousand."""

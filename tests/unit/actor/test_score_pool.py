@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import ScoreJob, Verdict
@@ -142,7 +143,8 @@ def test_exact_is_its_own_kind() -> None:
 @pytest.mark.parametrize(("workers", "seen"), [(1, [5.0] * 5), (2, [2.0] * 2 + [3.0] * 3), (3, [1.0] * 2)])
 def test_a_function_sees_as_much_of_the_batch_as_there_is(open_pool: Open, workers: int, seen: list[float]) -> None:
     pool = open_pool("def reward(prompts, **_):\n    return [len(prompts)] * len(prompts)\n", workers=workers)
-    assert [verdict.score for verdict in pool.score(jobs_of(*"abcde")[: len(seen)], nothing)] == seen
+    jobs = [structs.replace(job(text), prompt=text) for text in "abcde"[: len(seen)]]
+    assert [verdict.score for verdict in pool.score(jobs, nothing)] == seen
 
 
 def test_batches_larger_than_a_pipe_pass(open_pool: Open) -> None:

@@ -1,15 +1,16 @@
 """Named rewards in the workers: for form, and functions of the user's beside any verifier."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from actor.scoring.job_queue import Call, is_one_by_one, runs_functions
+from actor.scoring.job_queue import Call, call_limit_s, is_one_by_one, runs_functions
 from actor.scoring.pool import ScorePool
+from actor.scoring.votes import as_job
 from actor.scoring.worker_process import check
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.verifiers.verifier import answer_tags, think_tags
@@ -26,6 +27,11 @@ def brevity(completions, **kwargs):
 
 def batch_size(completions, **kwargs):
     return [float(len(completions))] * len(completions)
+
+def group_size(prompts, completions, **kwargs):
+    if any("slow" in text for text in completions):
+        time.sleep(1000)
+    return [float(prompts.count(prompt)) for prompt in prompts]
 
 def odd(completions, **kwargs):
     return [{"none": None, "nan": math.nan, "word": "x"}.get(text.split()[-1], 2.5) for text in completions]
@@ -53,11 +59,12 @@ def rewards(tmp_path: Path) -> Iterator[Any]:
     file = tmp_path / "mine.py"
     file.write_text(FUNCTIONS)
 
-    def scored(names: dict[str, float], texts: list[str], **verifier: Any) -> list[Verdict]:
+    def scored(names: dict[str, float], texts: Sequence[str | ScoreJob], **verifier: Any) -> list[Verdict]:
         specs = {name if name.endswith("_tags") else f"{file}:{name}": weight for name, weight in names.items()}
         config = VerifierConfig(**{"kind": "math", "workers": 1, "rewards": specs, **verifier})
         with contextlib.closing(ScorePool(config)) as pool:
-            return pool.score([job(text) for text in texts], lambda: None)
+            jobs = [job(text) if isinstance(text, str) else text for text in texts]
+            return pool.score(jobs, lambda: None)
 
     yield scored
 
@@ -108,6 +115,40 @@ def test_named_rewards_stand_beside_the_verdict_and_do_not_touch_it(rewards: Any
 def test_a_function_sees_many_completions_at_once_beside_every_verifier(rewards: Any, kind: str) -> None:
     found = rewards({"batch_size": 1.0}, ["#### 18"] * 20, kind=kind)
     assert {verdict.rewards["batch_size"] for verdict in found} == {20.0}
+
+
+def groups(size: int, *texts: str) -> list[ScoreJob]:
+    return [job(text, prompt=f"Question {number}") for number, text in enumerate(texts) for _ in range(size)]
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "math"])
+@pytest.mark.parametrize(("workers", "largest"), [(1, 45.0), (3, 18.0), (8, 9.0)])
+def test_no_group_is_split_between_calls_of_a_function(rewards: Any, kind: str, workers: int, largest: float) -> None:
+    jobs = groups(9, *["#### 18"] * 5)
+    found = rewards({"group_size": 1.0, "batch_size": 1.0}, jobs, kind=kind, workers=workers)
+    assert {verdict.rewards["group_size"] for verdict in found} == {9.0}
+    assert max(verdict.rewards["batch_size"] for verdict in found) == largest
+
+
+def test_what_hangs_in_one_group_leaves_the_other_groups_whole(rewards: Any) -> None:
+    found = rewards({"group_size": 1.0}, groups(2, "#### 18", "#### 18 slow", "#### 18"), limit_s=1.0)
+    assert [verdict.outcome for verdict in found] == ["correct"] * 2 + ["timeout"] * 2 + ["correct"] * 2
+    assert [verdict.rewards["group_size"] for verdict in found] == [2.0, 2.0, 0.0, 0.0, 2.0, 2.0]
+
+
+def test_a_call_of_a_function_beside_mathematics_has_more_time_the_more_completions_it_has() -> None:
+    beside, alone = VerifierConfig(kind="math", rewards={"a.py:x": 1.0}), VerifierConfig(kind="callable")
+    assert [call_limit_s(beside, jobs) for jobs in (1, 32, 33, 320)] == [10.0, 10.0, 20.0, 100.0]
+    assert [call_limit_s(config, 320) for config in (alone, VerifierConfig(kind="math"))] == [10.0, 10.0]
+
+
+def test_comparisons_of_answers_stay_in_small_calls_beside_a_function(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    jobs = [as_job(f"{number}/7", f"{number}/14") for number in range(100)]
+    config = VerifierConfig(kind="math", rewards={f"{tmp_path}/mine.py:raises": 1.0})
+    with contextlib.closing(ScorePool(config)) as pool:
+        assert pool.num_calls(jobs) == 4
+        assert [verdict.outcome for verdict in pool.score(jobs, lambda: None)] == ["correct"] + ["wrong"] * 99
 
 
 def test_none_counts_nothing_and_what_is_no_number_is_an_error_that_names_the_reward(rewards: Any) -> None:
