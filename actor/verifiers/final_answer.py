@@ -19,7 +19,15 @@ it (words_beside.py). Every pattern runs in linear time.
 import re
 
 from actor.verifiers.answer_text import in_ascii, undoubled
-from actor.verifiers.words_beside import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, SIGN_BEFORE
+from actor.verifiers.words_beside import (
+    BEHIND,
+    BESIDE,
+    CHANGED_BEFORE,
+    CHANGED_BEHIND,
+    PICTURE,
+    SIGN_BEFORE,
+    without_pictures,
+)
 from shared.gold_answer import MARKER, Span, boxes, on_marked_line
 
 END_OF_TURN = re.compile(
@@ -65,6 +73,8 @@ WHOLE_TEXT = re.compile(
 SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
 HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
 BETWEEN_LISTED = re.compile(
+    # Pictures before what joins two answers: a line that only ends in some is not listed beside the next.
+    rf"(?:[\s*]{{0,20}}+{PICTURE}{{1,20}}+[\s*]{{0,20}}+(?=[,;]|(?:and|or|et|ou|und|oder)\b))?"
     r"(?:[\s,;$*.&]|\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|\\[()\[\]]|\\text\s*+\{[^{}]*\b(?:and|or)\b[^{}]*\})*+"
     r"(?:\b(?:and|or|et|ou|und|oder)\b)?[\s,;$*]*+"
     r"(?:\\[(\[])?\s*+(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*+=\s*+)?",
@@ -100,7 +110,7 @@ def final_answers(text: str) -> list[str]:
 
 def formulas_given(text: str) -> list[str]:
     """The final answer of the kind `math`. A root sign is part of a formula; a single letter is a choice."""
-    choice = CHOICE.fullmatch(text)
+    choice = CHOICE.fullmatch(without_pictures(text))
     return [choice[1]] if choice else final_answers(in_ascii(text))
 
 
@@ -124,7 +134,7 @@ def boxed_answers(text: str) -> list[str]:
 
 def marked_number(text: str) -> list[str]:
     """The line of the last `####`, if it begins with a number, and what takes that back."""
-    line = on_marked_line(text)
+    line = [without_pictures(said) for said in on_marked_line(text)]
     return line + later(text.rpartition(MARKER)[2].partition("\n")[2]) if line else []
 
 
@@ -161,7 +171,7 @@ def after_marker(text: str) -> list[str]:
 
 def statement(line: str) -> list[str]:
     """The first sentence, or the formulas in it, and every formula and number in the rest of the line."""
-    line = line.strip("* \t")
+    line = without_pictures(line).strip("* \t")
     end = SENTENCE_END.search(line)
     first, rest = (line[: end.start()], line[end.end() :]) if end else (line, "")
     if not first:
@@ -179,14 +189,16 @@ def without_names(named: list[str]) -> list[str]:
 
 def last_named(text: str) -> list[str]:
     """The last formula or number and those listed beside it, with the words beside it if they change it."""
-    if WHOLE_TEXT.fullmatch(text):
-        return [text.strip()]
+    plain = without_pictures(text)
+    if WHOLE_TEXT.fullmatch(plain):
+        return [plain.strip()]
     found = items(text)
     if not found:
         return []
     start, end, _ = found[-1]
-    if is_changed(text, start, end) or (text[end - 1].isdigit() and is_touched(text, start, end)):
-        return [text[max(0, start - BESIDE) : end + BESIDE].strip()]
+    if is_changed(plain, start, end) or (text[end - 1].isdigit() and is_touched(plain, start, end)):
+        return [plain[max(0, start - BESIDE) : end + BESIDE].strip()]
+    # With the pictures: the ticked line of a check is not listed beside what follows.
     return last_listed(text, found)
 
 

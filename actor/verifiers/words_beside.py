@@ -12,6 +12,9 @@ Behind a digit or a closing bracket any other word may be a unit (`5 apples`, `5
 outside of \text{} may also be a product (`2 xy`). Behind a letter only the units listed here are, because
 `x\text{ even}` has none. A rate may be written with a slash (`18/hour`), but 18/x is a quotient. A unit has one
 spelling: `hrs` and `hours` are `h`, `square inches` are `in^2`.
+
+Ticks and pictures at the end of a line say nothing about the value before them. Crosses, arrows, thumbs that point down
+and pictures of numbers or signs do: a value beside one is refused, as beside any other sign.
 """
 
 import re
@@ -61,6 +64,14 @@ BEHIND = re.compile(
     rf"(?!-(?![ -]*[A-Za-z]{{2}})|[+/^<>~|&]|(?![{ACCENTED}])[{NO_SIGN}]|(?<=[*])[A-Za-z0-9({ACCENTED}]"
     rf"|[A-Zb-z](?![A-Za-z.{ACCENTED}]))"
 )
+# Ticks, stars and what Unicode has as pictures, with what joins or colors them; gaps are what denies or counts.
+PICTURE = (
+    "[\u200d\u2611\u2705\u2713\u2714\u2728\u2b50\ufe0f\U0001f300-\U0001f44d\U0001f44f-\U0001f4ae\U0001f4b0-\U0001f4ff"
+    "\U0001f505-\U0001f518\U0001f525-\U0001f533\U0001f5f8\U0001f5f9\U0001f600-\U0001f644\U0001f646-\U0001f64f"
+    "\U0001f680-\U0001f6aa\U0001f90c-\U0001f913\U0001f915-\U0001f927\U0001f929-\U0001f936\U0001f938-\U0001f9ff"
+    "\U0001fa70-\U0001faff]"
+)
+ENDING_PICTURES = re.compile(rf"{PICTURE}{{1,20}}+(?=(?:{PICTURE}|[ \t\r*.!]){{0,20}}+$)", re.MULTILINE)
 BESIDE = 60
 NO_UNIT = re.compile(
     rf"\b(?:{SCALE}|plus|minus|times|divided|or|and|not|is|was|wrong|pi|sin|cos|tan|cot|sec|csc|log|ln|exp"
@@ -129,6 +140,11 @@ END_OF_PROSE = re.compile(r"\.?(?:\^\{?[23]\}?)?$")
 CURRENCY = re.compile(r"^(-?)\s*\\?(?:([$\u20ac\u00a3])|\\text\{ *(USD|EUR|GBP) *\}|(USD|EUR|GBP))\s*(?=-?[0-9.])")
 CURRENCY_BEHIND = re.compile(r"(?<=[0-9])\s*\\?([$\u20ac\u00a3])$")
 CURRENCIES = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
+
+
+def without_pictures(text: str) -> str:
+    """Blanks in place of the ticks and pictures that end a line, so that all else keeps its place."""
+    return text if text.isascii() else ENDING_PICTURES.sub(lambda found: " " * len(found[0]), text)
 
 
 def take_unit(value: str) -> tuple[str, str]:

@@ -5,6 +5,45 @@ into a box for `math`; TEXTS are whole completions for `math`. The gold answer i
 correct, and in no table: the last number of a text that gives no answer in another form (`See page 42`).
 """
 
+# Marks that deny it, and signs and words before a tick.
+MARKED = [
+    "42 \u274c",
+    "42 \u2717",
+    "42 \u2718",
+    "42 \u2716\ufe0f",
+    "42 \u274e",
+    "42 \U0001f5d9",
+    "42 \U0001f44e",
+    "42 \U0001f44e\U0001f3fd",
+    "42 \U0001f645\u200d\u2640\ufe0f",
+    "42 \U0001f6ab",
+    "42 \u2705 \u274c",
+    "42 \u274c \u2705",
+    "42 \u2753",
+    "42 \u2795",
+    "42 \u2796 \u2705",
+    "42 \U0001f7f0 \U0001f389",
+    "42 \U0001f4af",
+    "42\U0001f51f",
+    "42 > \u2705",
+    "42 \u2260 \u2705",
+    "42 \u2192 \u2705",
+    "42 + \U0001f34e",
+    "42 \u00d7 \U0001f34e",
+    "42 million \u2705",
+    "42 \u2705 million",
+    "42 is wrong \u2705",
+    "not 42 \u2705",
+    "41 or 42 \u2705",
+    "42 \u2705 or 41 \u2705",
+    "41 \u2705 or 42 \u2705",
+    "41 \U0001f389 \n or 42 \U0001f389",
+    "41 \u2705, 42",
+    "\\boxed{41} \U0001f389 or \\boxed{42} \U0001f389",
+    "4\u27052",
+    "42\u27057",
+]
+
 NUMBERS = [
     # another sign, or a bound
     "\u201342",
@@ -37,6 +76,7 @@ NUMBERS = [
     "42 or so",
     "42+",
     "42 +",
+    *MARKED,
     # another size
     "42 million",
     "42 million dollars",
@@ -295,6 +335,7 @@ FORMULAS = [
     ("42e1", "42"),
 ]
 TEXTS = [
+    *[(f"{before}{text}", "42") for text in MARKED for before in ("", "#### ", "The answer is ")],
     (r"\boxed{42", "42"),
     (r"\boxed{42} is wrong, the answer is 43", "42"),
     (r"\boxed{42} is wrong.", "42"),

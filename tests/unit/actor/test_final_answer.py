@@ -108,6 +108,13 @@ def test_the_final_answer_in_order_of_trust(text: str, answers: list[str]) -> No
         r"\text{and" * 10_000,
         "1" + r"\text{and" * 10_000 + "2",
         "\u4e2a\\boxed{" * 12_000,
+        "42 " + "\u2705" * 100_000,
+        "42" + "\u2705 " * 50_000 + "x",
+        "42\u2705" + " " * 100_000 + "\u2705x",
+        "42 \u2705\n" * 20_000 + "x",
+        "<<1" * 30_000,
+        "<<1=1>>" * 15_000 + "1",
+        "<<" + "1+" * 50_000 + "1=1>>1",
     ],
     ids=lambda text: text[:12] + text[-4:],
 )

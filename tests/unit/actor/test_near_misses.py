@@ -31,6 +31,14 @@ def test_a_formula_that_nearly_is_the_gold_answer_is_not(strict: bool) -> None:
     assert [case for case in cases if outcome("math", *case, strict=strict) is Outcome.CORRECT] == []
 
 
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+def test_a_tick_makes_none_of_them_right(kind: VerifierKind) -> None:
+    texts = [*LAST_NUMBERS, *(f"#### {text}" for text in NUMBERS), *PROSE, *(text for text, _ in TEXTS)]
+    wrong = [text for text in texts if outcome(kind, text, "42", strict=False) is not Outcome.CORRECT]
+    ticked = [f"{text}{tick}" for text in wrong for tick in (" \u2705", "\u2714\ufe0f", "\n\U0001f389")]
+    assert [text for text in ticked if outcome(kind, text, "42", strict=False) is Outcome.CORRECT] == []
+
+
 def test_what_only_looks_like_a_near_miss_is_correct() -> None:
     numbers = [
         case for case in RIGHT_NUMBERS if outcome("gsm8k", f"#### {case[0]}", case[1], strict=False) != "correct"

@@ -96,6 +96,10 @@ GSM8K_TABLE = [
     ("#### 19\n#### 18", "18", CORRECT),
     ("#### 18 #### 18", "18", CORRECT),
     ("#### 18\n####", "18", UNPARSABLE),
+    # a tick behind it
+    ("#### 18 \u2705", "18", CORRECT),
+    ("#### 18 \u274c", "18", WRONG),
+    ("#### 18 million \u2705", "18", WRONG),
     # digits of other scripts are not ours to read
     ("#### \u0661\u0668", "18", UNPARSABLE),
     ("#### \uff11\uff18", "18", UNPARSABLE),
@@ -144,6 +148,23 @@ STRICT_EXACT_TABLE = [
     ("#### 18", "18", UNPARSABLE),
     ("18\n18", "18", UNPARSABLE),
     ("", "18", UNPARSABLE),
+]
+
+TICKED = [
+    "#### 18 \u2705",
+    "#### 18\u2714\ufe0f",
+    "**Final Answer: 18** \u2705",
+    "**Final Answer: 18 \u2705**\r\nThat is all.",
+    "The answer is **18** \U0001f389",
+    "The answer is 18 \u2713",
+    "The answer is 18 \u2705\u2728 \U0001f44d\U0001f3fd!",
+    "Thus: 9 \u00d7 2 = 18 \u2705",
+    "9 + 9 = 18 \u2714\ufe0f.",
+    "18 apples \U0001f34e",
+    "18 \u2705",
+    "17 \u274c\n18 \u2705",
+    # The check of a line is not listed beside what follows.
+    "Check: 18 - 9 = 9 \u2705\n\n18",
 ]
 
 LENIENT_TABLE = [
@@ -266,6 +287,12 @@ def test_a_number_in_any_place(kind: VerifierKind, text: str, answer: str, outco
     verdict = score_job(kind, job(text, answer=answer), strict=False)
     assert verdict.outcome is outcome, verdict
     assert verdict.score == (outcome is CORRECT)
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+@pytest.mark.parametrize("text", TICKED)
+def test_a_tick_or_a_picture_behind_an_answer_changes_nothing(kind: VerifierKind, text: str) -> None:
+    assert score_job(kind, job(text, answer="18"), strict=False).outcome is CORRECT
 
 
 def test_the_answer_that_was_read_is_shown_in_canonical_form() -> None:
