@@ -11,7 +11,8 @@ never closed, so nothing after it counts. The final answer of a mathematical tex
 The last one of its kind counts, so a text may correct itself. Everything listed beside it is part of the answer
 (`\boxed{41} or \boxed{42}`, `is 42. Actually 7`). The answer is then a list, and no list equals a single gold answer.
 The same goes for what takes the answer back: `is wrong`, another `Answer:`, or what follows `Actually`. A formula is
-taken whole, with or without dollar signs: no number is taken out of `\sqrt3`. By design, the last number of a text
+taken whole, with or without dollar signs: no number is taken out of `\sqrt3`. Notes of a calculator, as GSM8K has them
+(`<<9*2=18>>18`), are left out. By design, the last number of a text
 without any of these is its answer, wherever it is (`See page 42`), unless the words or signs beside it deny or change
 it (words_beside.py). Every pattern runs in linear time.
 """
@@ -28,8 +29,10 @@ from actor.verifiers.words_beside import (
     SIGN_BEFORE,
     without_pictures,
 )
-from shared.gold_answer import MARKER, Span, boxes, on_marked_line
+from shared.gold_answer import MARKER, NUMBER, Span, boxes, canonical, numbers_in, on_marked_line
 
+# A note of GSM8K's calculator; behind a digit or a letter it would join that to the number that follows.
+CALCULATED = re.compile(r"(?<![0-9A-Za-z.,<>])<<[-+*/%$(),.0-9 ]{1,150}=([-$,.0-9 ]{1,40})>>")
 END_OF_TURN = re.compile(
     r"<\|(?:im_end|endoftext|eot_id|end|end_of_text|eom_id)\|>|</s>|<end_of_turn>|<eos>"
     "|<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -102,10 +105,20 @@ BARE_BOX = re.compile(r"\\(?:boxed|fbox) ++(-?[0-9]++(?:[.,/][0-9]++)*+|[A-Za-z]
 
 def final_answers(text: str) -> list[str]:
     """The final answer as it is written: one text, several if the completion lists several, or none."""
-    text = with_boxes(text)
+    text = with_boxes(without_notes(text))
     if "answer>" in text:
         text = TAGS.sub(lambda tag: "\n" if tag[1] else "\nAnswer: ", text)
     return list(dict.fromkeys(after_hashes(text) or boxed_answers(text) or after_marker(text) or last_named(text)))
+
+
+def without_notes(text: str) -> str:
+    """`<<9*2=18>>18` is 18, if the number behind the note is its result."""
+    return CALCULATED.sub(lambda note: "" if confirmed(note) else note[0], text) if "<<" in text else text
+
+
+def confirmed(note: re.Match[str]) -> bool:
+    number = NUMBER.match(note.string, note.end())
+    return bool(number) and numbers_in([note[1]]) == [canonical(number)]
 
 
 def formulas_given(text: str) -> list[str]:

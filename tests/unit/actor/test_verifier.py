@@ -167,6 +167,39 @@ TICKED = [
     "Check: 18 - 9 = 9 \u2705\n\n18",
 ]
 
+CALCULATED = [
+    ("She makes 9*2=$<<9*2=18>>18 every day.", "18"),
+    ("Total: <<5+5=10>>10 apples", "10"),
+    ("#### <<9*2=18>>18", "18"),
+    ("The answer is <<9*2=18>>18.", "18"),
+    ("He pays 15*495=$<<15*495=7425>>7,425.00", "7425"),
+    ("2-20 = <<2-20=-18>>-18", "-18"),
+    ("5+5=<<5+5=10>>10 apples, and 10+8=<<10+8=18>>18 in all", "18"),
+]
+# The value behind a note is another one, none, or joined to what is before it; or it is no note.
+NOT_CALCULATED = [
+    ("Total: <<5+5=10>>11", "11"),
+    ("Total: <<5+5=10>>11", "10"),
+    ("2-20 = -<<2-20=-18>>18", "18"),
+    ("She sells them at 2 = <<9*2=18>> dollars", "2"),
+    ("She sells them at 2 = <<9*2=18>> dollars", "18"),
+    ("1<<4+4=8>>8", "18"),
+    ("1<<4+4=8>>8", "8"),
+    ("1.<<4+4=8>>8", "1.8"),
+    ("41 or <<40+2=42>>42", "42"),
+    ("<<not=18>>18", "18"),
+    ("<<17 or=18>>18", "18"),
+    ("<<=18>>18", "18"),
+    ("<<18>>18", "18"),
+    ("x<<18=18>>18", "18"),
+    ("not <<9*2=18>>18", "18"),
+    ("<<9*2=18>>18 million", "18"),
+    ("<<9*2=18>>18^2", "18"),
+    ("><<9*2=18>>18", "18"),
+    ("<<9*2=18>>180", "18"),
+    ("<<9*2=18>>18.5", "18"),
+]
+
 LENIENT_TABLE = [
     # where the final answer is, in the order of trust
     ("#### 18", "18", CORRECT),
@@ -201,6 +234,9 @@ LENIENT_TABLE = [
     ("#### 18~\\text{km}", "18", CORRECT),
     ("It is $18~\\mathrm{km}$.", "18", CORRECT),
     ("\\boxed{\\sqrt[3]{-8}}", "-2", CORRECT),
+    # notes of a calculator, as GSM8K has them
+    *((text, gold, CORRECT) for text, gold in CALCULATED),
+    *((text, gold, WRONG) for text, gold in NOT_CALCULATED),
     # rates
     ("#### $18/hour", "18", CORRECT),
     ("She earns $18/hour.", "18", CORRECT),
@@ -293,6 +329,12 @@ def test_a_number_in_any_place(kind: VerifierKind, text: str, answer: str, outco
 @pytest.mark.parametrize("text", TICKED)
 def test_a_tick_or_a_picture_behind_an_answer_changes_nothing(kind: VerifierKind, text: str) -> None:
     assert score_job(kind, job(text, answer="18"), strict=False).outcome is CORRECT
+
+
+def test_notes_of_a_calculator_are_no_part_of_a_mathematical_text_either() -> None:
+    for table, right in ((CALCULATED, True), (NOT_CALCULATED, False)):
+        outcomes = [score_job("math", job(text, answer=gold), strict=False).outcome for text, gold in table]
+        assert {outcome is CORRECT for outcome in outcomes} == {right}
 
 
 def test_the_answer_that_was_read_is_shown_in_canonical_form() -> None:
