@@ -10,6 +10,8 @@ time of `safetensors.torch.save`, which copies everything twice.
 
 import json
 import mmap
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from shared.run.files import FileParts
 
@@ -85,6 +89,17 @@ def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryvi
     """The parts of a file of these tensors, in this order. Tensors that are contiguous are not copied."""
     yield header([Named(name=name, shape=tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()])
     yield from map(values_of, tensors.values())
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write in safetensors' format. Its own error for a full or faulty disk becomes an OSError."""
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
 
 
 def values_of(tensor: torch.Tensor) -> memoryview:

@@ -35,7 +35,6 @@ from shared.base.cache import (
     header,
     is_decoder_linear,
     list_digests,
-    save_tensors,
 )
 from shared.base.meta import NESTED_BLOCK
 from shared.config.model import ModelConfig
@@ -43,6 +42,7 @@ from shared.embedded import EMBEDDED_DIR
 from shared.model.nf4 import BLOCK, WEIGHTS, NF4Weight, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, sync_files
+from shared.tensor_file import save_tensors
 
 STD = 0.8
 """Of a matrix, times the root of the hidden size."""

@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
-from shared.base.cache import save_tensors
 from shared.errors import DamageError
 from shared.model.adapter_file import PREFIX
 from shared.model.nf4 import PARTS, WEIGHTS, from_tensors
+from shared.tensor_file import save_tensors
 
 SHARD_BYTES = 2 << 30
 REFUSED = (

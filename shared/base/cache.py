@@ -27,17 +27,15 @@ import glob
 import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
@@ -56,7 +54,7 @@ from shared.model.linears import is_decoder_linear as is_linear
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
-from shared.tensor_file import header, values_of
+from shared.tensor_file import header, save_tensors, values_of
 
 DIGESTS = "DIGESTS.json"
 CACHE_FORMAT = 4
@@ -251,9 +249,8 @@ def write_base(source: ModelSource, folder: Path, quantization: str) -> None:
     shapes = {name: value.shape for name, value in lm.named_parameters()}
     remove_unfinished(folder)
     with made_whole(folder, CACHE_DIR_KEY) as work:
-        for file in source.folder.iterdir():
-            if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
-                shutil.copyfile(file, work / file.name)
+        for file in small_files(source.folder):
+            shutil.copyfile(file, work / file.name)
         config: dict[str, Any] = json.loads((source.folder / "config.json").read_text())
         if quantization == "nf4":
             config["quantization_config"] = QUANTIZATION_CONFIG
@@ -263,15 +260,22 @@ def write_base(source: ModelSource, folder: Path, quantization: str) -> None:
         list_digests(work)
 
 
-def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Write in safetensors' format. Its own error for a full or faulty disk becomes an OSError."""
-    try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        refused = re.search(r"os error (\d+)", str(error))
-        if refused is None:
-            raise
-        raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
+def small_files(folder: Path) -> Iterator[Path]:
+    """Configuration, tokenizer and chat template. ModelError for a link that leads elsewhere: whoever made the folder
+    may want a secret file of this machine in the cache, and in every export."""
+    place = folder.resolve()
+    # The hub's library keeps the files of all revisions beside them, and links to them.
+    places = (place, place.parents[1] / "blobs") if place.parent.name == "snapshots" else (place,)
+    for file in folder.iterdir():
+        if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+            # An installer may have linked all files of a package.
+            own = folder in EMBEDDED.values() or any(map(file.resolve().is_relative_to, places))
+            if not own or not file.is_file():
+                raise ModelError(
+                    f"{file} is no file of that folder: it leads to {file.resolve()}; copy what the model needs there,"
+                    " or remove it."
+                )
+            yield file
 
 
 def list_digests(folder: Path) -> None:

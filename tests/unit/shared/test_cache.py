@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.base.cache import DIGESTS, CachedBase, cached_base, existing_base, file_digest
 from shared.config.model import ModelConfig, cache_root
+from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError, RunDirError
 from shared.model.nf4 import WEIGHTS
 from shared.run.files import UNFINISHED, beside
@@ -134,6 +135,34 @@ def test_a_model_that_is_not_whole_is_refused(twice: Path, tmp_path: Path) -> No
     (twice / INDEX).write_text("{}")
     with pytest.raises(ModelError, match=r"index\.json is not an index of weights"):
         made_of(twice, tmp_path)
+
+
+def test_a_model_cannot_take_other_files_along_by_a_link(checkpoint: Path, tmp_path: Path) -> None:
+    source, secret = tmp_path / "model", tmp_path / "secret"
+    shutil.copytree(checkpoint, source)
+    secret.write_text("token")
+    for target in (secret, Path("/proc/self/environ"), Path("/dev/null"), tmp_path, tmp_path / "missing"):
+        (source / "usage.txt").symlink_to(target)
+        with pytest.raises(ModelError, match=r"usage\.txt is no file of that folder: .* copy .* there, or remove it"):
+            made_of(source, tmp_path)
+        (source / "usage.txt").unlink()
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    (source / "usage.txt").symlink_to("config.json")
+    assert (made_of(source, tmp_path).folder / "usage.txt").is_file()
+
+
+def test_the_links_of_the_hub_and_of_an_installer_are_followed(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source, blobs in (("us/snapshots/main", "us/blobs"), ("installed", "packages")):
+        for folder in (source, blobs):
+            (tmp_path / folder).mkdir(parents=True)
+        for file in checkpoint.iterdir():
+            shutil.copyfile(file, tmp_path / blobs / f"{file.name}-1")
+            (tmp_path / source / file.name).symlink_to(tmp_path / blobs / f"{file.name}-1")
+    monkeypatch.setitem(EMBEDDED, "installed", tmp_path / "installed")
+    made = [made_of(tmp_path / "us/snapshots/main", tmp_path), made_of(Path("installed"), tmp_path)]
+    assert made[0].digest == made[1].digest
 
 
 FETCH = """
