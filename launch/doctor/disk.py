@@ -10,7 +10,9 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,8 +20,9 @@ from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
 from shared.config.load import config_from_json
 from shared.config.processes import LinkConfig, bind_address
+from shared.process.lease import TURN
 from shared.process.processor import is_open
-from shared.run.file_lock import open_lock, signature, try_lock
+from shared.run.file_lock import open_lock, signature, try_byte, try_lock
 from shared.run.run_dir import RunDir
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -162,8 +165,8 @@ def look_at_run(path: Path) -> RunFolder:
         started=is_run and not is_open(config_from_json(run.config.read_bytes())),
         keys_trouble=keys_trouble(run.keys) if is_run else "",
         keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,
-        lock_owner=lock_owner(run.lock),
-        lease_holder=lock_owner(run.lease),
+        lock_owner=lock_owner(run.lock, try_lock),
+        lease_holder=lock_owner(run.lease, partial(try_byte, place=TURN)),
     )
 
 
@@ -180,13 +183,13 @@ def keys_trouble(keys: Path) -> str:
     return ""
 
 
-def lock_owner(lock: Path) -> str:
-    """`process 12`; empty if the lock is free."""
+def lock_owner(lock: Path, take: Callable[[int], bool]) -> str:
+    """`process 12`; empty if the lock is free. take: tries to, and says whether it could."""
     if not lock.is_file():
         return ""
     fd = open_lock(lock)
     try:
-        return "" if try_lock(fd) else signature(fd)
+        return "" if take(fd) else signature(fd)
     finally:
         os.close(fd)
 

@@ -4,12 +4,12 @@
 
 Contract: exclusive between processes and within one. The kernel frees the lease when its holder dies. `<lock>.json`
 tells people who holds it and since when; it may be out of date after a kill, the lock itself never is. Waiting
-processes stand in a queue, so that each gets its turn. A place in the queue is a locked byte of the lock file, and a
-process leaves its place when it has the one before it, or the lock. A process that gives the lease back and wants it
-again goes to the end. The kernel also frees the places of the dead. A stopped process keeps its place, as it keeps its
-turn. Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps
-talking to its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the
-launcher.
+processes stand in a queue, so that each gets its turn. A place in the queue is a locked byte of the lock file, and so
+is the lease itself, the first byte. A process leaves its place when it has the one before it. A process that gives the
+lease back and wants it again goes to the end. The kernel also frees the places of the dead. A stopped process keeps its
+place, as it keeps its turn. Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a
+waiting process keeps talking to its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a
+stopped one by the launcher.
 
     card    the lease is the card's, by its UUID, for all runs of this user. Processes on two cards wait for nobody
     CPU     the lease is the run's, unless the cores are enough for the threads of all processes: then nobody waits, and
@@ -44,7 +44,7 @@ from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, c
 from shared.process.free_memory import memory_returned
 from shared.process.processor import cores_here
 from shared.process.trace import NO_TRACE, Trace
-from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
+from shared.run.file_lock import free_byte, open_lock, try_byte
 from shared.run.files import make_folder, remove_unfinished, write_whole
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
+TURN = 0
+"""The byte of who has the lease; the places in the line follow."""
 PLACES = 16
 """In the line. Beyond them, whoever asks first when one becomes free is the next."""
 ROOM_S = 10.0
@@ -194,15 +196,12 @@ class NoLease:
 
 
 def stand_in_line(fd: int, meanwhile: Callable[[], None]) -> None:
-    """From the last place to the first, then to the lock. Nobody overtakes, since no place is left before the next one
+    """From the last place to the first, then to the lease. Nobody overtakes, since no place is left before the next one
     is taken."""
-    last = PLACES - 1
-    for place in range(last, -1, -1):
+    for place in range(PLACES, TURN - 1, -1):
         poll(partial(try_byte, fd, place), meanwhile)
-        if place < last:
+        if place < PLACES:
             free_byte(fd, place + 1)
-    poll(partial(try_lock, fd), meanwhile)
-    free_byte(fd, 0)
 
 
 def poll(is_done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:

@@ -5,7 +5,8 @@ each other too. The descriptor is closed on exec, but a *forked* child would kee
 process forks while it has one. The holder's pid is in the file, for people; only the kernel's lock decides.
 
 Single bytes of the file can be locked too (fcntl's locks of an open file description, Linux only). They have the same
-owner and the same end, and know nothing of the lock of the whole file: shared/process/lease.py makes a queue of them.
+owner and the same end: shared/process/lease.py makes a lease with a queue of them. A file has locks of one kind only.
+On a disk of this machine the two kinds know nothing of each other, but NFS and CIFS make flock a lock of all bytes.
 Left out on purpose: network file systems that do not carry flock between machines.
 """
 

@@ -6,7 +6,7 @@
     tasks.json    number and digest of the tasks that it began with
     start/        the adapter that it starts from, if there is one; teacher/ the one that it learns from
     lock          flock: one learner per run
-    lease/        flock: which process may compute, where the two share a CPU; actors write here and into logs/ only
+    lease/        locked bytes: who may compute, where processes share a CPU; actors write here and into logs/ only
     keys/         CURVE keys, 0700
     journal/      the groups that actors sent, durable before they are acknowledged
     checkpoints/  step-000010/ ...

@@ -19,6 +19,7 @@ from launch.doctor import run_checks
 from launch.doctor.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
 from shared.config.processes import LinkConfig
 from shared.config.tree import Config
+from shared.process.lease import Lease
 from shared.run.run_dir import RunDir
 from tests.support.machines import sound
 
@@ -201,6 +202,13 @@ def test_looking_leaves_a_free_lock_free_and_makes_none(run: RunDir) -> None:
     look_at_run(run.path)
     with run.locked():
         assert look_at_run(run.path).lock_owner == f"process {os.getpid()}"
+
+
+def test_a_process_that_computes_in_the_run_is_seen(run: RunDir) -> None:
+    with Lease(run.lease).hold("actor0"):
+        assert look_at_run(run.path).lease_holder == "another process"
+        assert look_at_run(run.path).lease_holder == "another process"
+    assert look_at_run(run.path).lease_holder == ""
 
 
 # --- the wire

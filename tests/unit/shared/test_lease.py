@@ -14,6 +14,7 @@ import pytest
 
 from shared.process.free_memory import LONG_TURN_S
 from shared.process.lease import PLACES, Holder, Lease
+from shared.run.file_lock import open_lock, try_lock
 
 HOLDER = """
 import sys, time
@@ -190,6 +191,16 @@ def test_turns_go_round(tmp_path: Path, names: str) -> None:
     rounds = [turns[place : place + len(names)] for place in range(len(turns) - len(names) + 1)]
     broken = sum(len(set(each)) < len(names) for each in rounds)
     assert broken <= MOST_IN_A_ROW * len(rounds), turns
+
+
+def test_the_lease_has_locks_of_one_kind(tmp_path: Path) -> None:
+    """NFS and CIFS make flock a lock of all bytes: a place in the line and flock would wait for each other there."""
+    lease = Lease(tmp_path / "lease")
+    fd = open_lock(lease.path)
+    assert try_lock(fd)
+    with lease.hold("learner", meanwhile=give_up):
+        pass
+    os.close(fd)
 
 
 def test_who_gave_up_or_died_in_the_line_holds_nobody_up(tmp_path: Path) -> None:
