@@ -34,8 +34,8 @@ EXAMPLES = """examples:
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many does he have now?"
   python -m launch generate runs/first --chat
 """
-
-
+OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")
+"""Names of what a process has open; a rename there would replace the name for the whole machine."""
 CHECKPOINT = "best: highest held-out accuracy during the run, which needs eval.every (default: latest)"
 
 
@@ -98,22 +98,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", metavar="N", help="same as --set run.steps=N")
     parser.add_argument("--seed", metavar="N", help="same as --set run.seed=N")
     add_set(parser)
-    parser.add_argument(
-        "--actors",
-        dest="set",
-        action="extend",
-        type=Assignments(("compute.actors={}",)),
-        metavar="N",
-        help="actors on this machine: same as --set compute.actors=N",
-    )
-    parser.add_argument(
-        "--ranks",
-        dest="set",
-        action="extend",
-        type=Assignments(("compute.ranks={}",)),
-        metavar="N",
-        help="processes of the learner: same as --set compute.ranks=N",
-    )
+    for name, what in {"actors": "actors on this machine", "ranks": "processes of the learner"}.items():
+        given = Assignments((f"compute.{name}={{}}",))
+        what = f"{what}: same as --set compute.{name}=N"
+        parser.add_argument(f"--{name}", dest="set", action="extend", type=given, metavar="N", help=what)
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
@@ -351,10 +339,17 @@ def add_start(parser: argparse.ArgumentParser) -> None:
 
 
 def out_file(text: str) -> Path:
-    """Where a file can be written, so that nothing is computed for a place that cannot take it."""
-    if os.path.isdir(text) or not os.path.isdir(Path(text).parent):
+    """Where a file can be written, so that nothing is computed for a place that cannot take it. Of a symlink its end:
+    the file gets its name by a rename, which would replace the link itself."""
+    file = os.path.realpath(text)
+    if not text or os.path.isdir(text) or not os.path.isdir(os.path.dirname(file)):
         raise argparse.ArgumentTypeError(f"got '{text}', expected a file in an existing folder")
-    return Path(text)
+    is_other = os.path.exists(text) and not os.path.isfile(text)
+    if text.startswith(OPEN_FILES) or is_other or os.path.islink(file):
+        raise argparse.ArgumentTypeError(
+            f"got '{text}', expected a regular file; name one, or leave --out away where it is optional"
+        )
+    return Path(file) if os.path.islink(text) else Path(text)
 
 
 def positive_int(text: str) -> int:

@@ -20,6 +20,7 @@ from protocol.plain_text import for_terminal
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.run.files import write_whole
+from shared.run.run_dir import refuse_to_replace
 from shared.seeding import sample_seeds
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def generate_completions(
     temperature: float,
     seed: int,
 ) -> int:
+    if out is not None:
+        refuse_to_replace(out, source)
     config, chosen = open_policy(directory, base, checkpoint)
     prompts = [prompt] if prompt is not None else read_prompts(source)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)

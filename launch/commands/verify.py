@@ -23,6 +23,7 @@ from protocol.outcome import Outcome
 from shared.config.data import MAX_WORKERS, VerifierConfig, VerifierKind
 from shared.errors import ConfigError, DataError
 from shared.run.files import write_whole
+from shared.run.run_dir import refuse_to_replace
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def verify_file(*, kind: VerifierKind, strict: bool, source: Path, out: Path, workers: int) -> int:
     if workers > MAX_WORKERS:
         raise ConfigError(f"--workers got {workers}; expected at most {MAX_WORKERS}.")
+    refuse_to_replace(out, source)
     rows = read_rows(source)
     read = [row for row in rows if isinstance(row, Row)]
     verifier = VerifierConfig(kind=kind, strict=strict, workers=workers)

@@ -291,3 +291,15 @@ def refuse_if_full(path: Path, min_free_bytes: int) -> None:
             f"{path} has {free >> 20} MiB free, at least {min_free_bytes >> 20} MiB are needed; "
             "free some space on that disk, or choose another --out."
         )
+
+
+def refuse_to_replace(out: Path, source: Path | None = None) -> None:
+    """RunDirError for the file that --in names, and for a file of a run. A page may be replaced."""
+    if source is not None and out.exists() and source.exists() and out.samefile(source):
+        raise RunDirError(f"--out got {out}, which is the file that --in names; choose another file.")
+    if not out.exists() or out.suffix == ".html":
+        return
+    for folder in out.resolve().parents:
+        run = RunDir(folder)
+        if run.config.is_file() and run.run_info.is_file():
+            raise RunDirError(f"--out got {out}, which is a file of the run {folder}; choose a file outside of it.")

@@ -17,12 +17,14 @@ from launch.display.page.content import comparison_of, page_of
 from protocol.plain_text import for_terminal
 from shared.run.files import write_whole
 from shared.run.reader import Run
-from shared.run.run_dir import RunDir
+from shared.run.run_dir import RunDir, refuse_to_replace
 
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
 
 
 def report(*, directories: Sequence[Path], out: Path | None) -> int:
+    if out is not None:
+        refuse_to_replace(out)
     runs = [Run(directory) for directory in directories]
     file = out or runs[0].files.report
     write_whole(file, rendered(runs).encode("utf-8", "replace"), durable=False)
