@@ -21,7 +21,8 @@ from shared.config.processes import LinkConfig
 from shared.errors import ConfigError
 from shared.process.invitation import TAKEN, digest, write_invitation
 from shared.process.processor import is_open
-from shared.run.run_dir import RunDir
+from shared.run.files import disk_errors
+from shared.run.run_dir import RUN_DIR, RunDir
 
 REVOKED_BY_HAND = "by hand"
 MAX_HOURS = 24 * 365
@@ -30,7 +31,8 @@ MAX_HOURS = 24 * 365
 def make_key(*, directory: Path, name: str) -> int:
     """Make the key, and print how an actor uses it."""
     run, config = open_run(directory)
-    file = create_actor_key(run.keys, name)
+    with disk_errors(run.keys, RUN_DIR):
+        file = create_actor_key(run.keys, name)
     folder = shlex.quote(str(directory))
     print(f"{file} is the key of actor {name}. On this machine: python -m actor --run {folder} --id {name}")
     if config.link.endpoint != "ipc":
@@ -62,7 +64,8 @@ def invite(*, directory: Path, name: str | None, hours: int) -> int:
     refuse_odd(name, hours)
     name = name or next(one for number in count() if not is_taken(run.keys, one := f"guest{number}"))
     expires_at = time.time() + 3600 * hours
-    key = create_invitation(run.keys, name, expires_at)
+    with disk_errors(run.keys, RUN_DIR):
+        key = create_invitation(run.keys, name, expires_at)
     text = write_invitation(config.link.endpoint, key, expires_at, config)
     print(f"On the other machine, in a folder with the same version of Tandem, run this one line as actor {name}:\n")
     print(f"echo {shlex.quote(text)} | python -m actor --invitation -\n")
@@ -81,7 +84,8 @@ def keys(*, directory: Path, revoked: str | None) -> int:
     run = RunDir.open(directory)
     check_folder(run.keys)
     if revoked:
-        revoke(run.keys, revoked, REVOKED_BY_HAND, time.time())
+        with disk_errors(run.keys, RUN_DIR):
+            revoke(run.keys, revoked, REVOKED_BY_HAND, time.time())
         print(f"The key of {revoked} is revoked: its connection ends within seconds and its orders go to others.")
         return 0
     print(f"{'actor':<16} {'fingerprint':<18}{'state'}")

@@ -31,8 +31,8 @@ from shared.errors import ConfigError
 from shared.process.entry_point import keep_to_itself
 from shared.process.processor import is_open, settled_config, start_config, write_choices
 from shared.process.usable_cards import check_cards
-from shared.run.files import write_whole
-from shared.run.run_dir import RunDir
+from shared.run.files import disk_errors, write_whole
+from shared.run.run_dir import RUN_DIR, RunDir
 from shared.run.summary import Summary, read_summary
 
 
@@ -131,9 +131,10 @@ def at_most(option: str, count: int, limit: int) -> int:
 
 def add_keys(folder: Path, actor_ids: Sequence[str]) -> None:
     """Of actors that the run did not have yet."""
-    for actor_id in actor_ids:
-        if not (folder / f"{actor_id}.json").exists():
-            create_actor_key(folder, actor_id)
+    with disk_errors(folder, RUN_DIR):
+        for actor_id in actor_ids:
+            if not (folder / f"{actor_id}.json").exists():
+                create_actor_key(folder, actor_id)
 
 
 def refuse_fewer_steps(path: Path, steps: int, newest: int, summary: Summary | None) -> None:

@@ -228,10 +228,12 @@ def write_whole(file: Path, content: Record) -> None:
     # A name of its own: a command may write the same file at the same time as the learner.
     new = file.with_name(f"{file.stem}.{secrets.token_hex(8)}.new")
     write_new(new, content)
-    with suppress(FileExistsError):
-        os.link(new, file)
-    sync_folder(file.parent)
-    remove(new)
+    try:
+        with suppress(FileExistsError):
+            os.link(new, file)
+        sync_folder(file.parent)
+    finally:
+        remove(new)
 
 
 def remove(file: Path) -> None:

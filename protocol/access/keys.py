@@ -15,7 +15,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -144,9 +145,9 @@ def create_actor_key(keys_dir: Path, actor_id: str) -> Path:
     file = keys_dir / f"{actor_id}.json"
     write_new(file, ActorFile(actor_id=actor_id, public=public, secret=secret, learner_public=learner.public))
     # Last, so that the learner never accepts a key whose own file is incomplete.
-    write_new(
-        keys_dir / ALLOWED / f"{actor_id}.json", AllowedFile(actor_id=actor_id, public=public, added_at=time.time())
-    )
+    with removed_if_it_fails(file):
+        accepted = AllowedFile(actor_id=actor_id, public=public, added_at=time.time())
+        write_new(keys_dir / ALLOWED / f"{actor_id}.json", accepted)
     return file
 
 
@@ -264,12 +265,23 @@ def write_new(file: Path, content: Record) -> None:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise SecurityError(f"{file} exists; use the key in it, or remove the file to make a new one.") from None
-    with open(descriptor, "wb") as stream:
-        os.fchmod(descriptor, 0o600)
-        stream.write(msgspec.json.encode(content))
-        stream.flush()
-        os.fsync(descriptor)
-    sync_folder(file.parent)
+    with removed_if_it_fails(file):
+        with open(descriptor, "wb") as stream:
+            os.fchmod(descriptor, 0o600)
+            stream.write(msgspec.json.encode(content))
+            stream.flush()
+            os.fsync(descriptor)
+        sync_folder(file.parent)
+
+
+@contextmanager
+def removed_if_it_fails(file: Path) -> Iterator[None]:
+    """A disk may be full. What it took of a file would stand in the way of another try."""
+    try:
+        yield
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

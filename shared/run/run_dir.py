@@ -43,6 +43,8 @@ from shared.run.files import disk_errors, make_folder, remove_unfinished, sync_f
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "pyzmq")
 CPUINFO = Path("/proc/cpuinfo")
+RUN_DIR = "run directory"
+"""The place that a user may choose, in an error of a command that writes into a run and has no --out."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 those who joined."""
 
 import base64
+import errno
 import json
 import time
 import zlib
@@ -17,6 +18,7 @@ from protocol.access.keys import load_actor_key, read_allowed
 from shared.config.load import config_from_json
 from shared.errors import ConfigError, UserError
 from shared.process.invitation import MAX_JSON_BYTES, Invitation, accept, read_invitation
+from tests.support.disk_faults import failing
 
 SETTLED = ("compute.dtype=fp32", "compute.learner_threads=1", "compute.actor_threads=1", "rollout.prompts=6")
 
@@ -213,3 +215,11 @@ def test_an_invitation_stands_alone_and_may_be_a_file(tmp_path: Path) -> None:
     assert read_text(str(tmp_path / "text")) == "abc"
     with pytest.raises(UserError, match="cannot be read"):
         read_text(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("command", ["key DIR a", "invite DIR a", "keys DIR --revoke actor0", "resume DIR --actors 2"])
+def test_a_full_disk_is_one_sentence(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prepared(tmp_path / "run")
+    with failing("fsync", errno.ENOSPC):
+        said = refused(command.replace("DIR", str(out)).split(), capsys)
+    assert f"{out / 'keys'} cannot be used (No space left on device); free some space on that disk" in said

@@ -1,5 +1,6 @@
 """An invitation is used once, whoever is killed when; a revoked key and its name are gone for good."""
 
+import errno
 import shutil
 import stat
 import threading
@@ -22,7 +23,7 @@ from protocol.access.key_list import (
 from protocol.access.keys import create_actor_key, create_keys, load_learner_keys, new_pair, read_allowed
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import SecurityError
-from tests.support.disk_faults import kill_before_every_call
+from tests.support.disk_faults import failing, kill_before_every_call
 
 OWN = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 NOW, LATER = 1000.0, 2000.0
@@ -197,3 +198,24 @@ def test_a_key_that_cannot_be_written(keys: Path) -> None:
     with pytest.raises(SecurityError, match=r"cannot write the key of guest0 \(No such file or directory\)"):
         allowed.add_key("guest0", OWN)
     assert is_open(keys)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_key_that_a_full_disk_did_not_take_can_be_made_again(nth: int, keys: Path) -> None:
+    before = sorted(keys.rglob("*"))
+    with pytest.raises(OSError, match="No space left"), failing("fsync", errno.ENOSPC, nth=nth):
+        create_actor_key(keys, "own")
+    assert sorted(keys.rglob("*")) == before
+    create_actor_key(keys, "own")
+    assert "own" in load_learner_keys(keys).allowed.joinpath("own.json").read_text()
+
+
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_revocation_that_a_full_disk_did_not_take_can_be_made_again(call: str, keys: Path) -> None:
+    (keys / "revoked").mkdir(mode=0o700)
+    before = sorted(keys.rglob("*"))
+    with pytest.raises(OSError, match="No space left"), failing(call, errno.ENOSPC):
+        end(keys.parent)
+    assert sorted(keys.rglob("*")) == before
+    end(keys.parent)
+    assert not is_open(keys)
