@@ -116,8 +116,9 @@ class AgentEpisode:
         shown = replace(self.prompter, tools=asked.tools)
         self.form = call_form(shown) if asked.tools and asked.may_call else None
         if self.said:
-            new, calls = asked.messages[len(self.said) :], len(self.said[-1].calls)
-            return added_ids(shown, for_template(new), calls=calls, turn=self.episode.turns)
+            new, calls = asked.messages[len(self.said) :], self.said[-1].calls
+            names = [call.name for call in calls]
+            return added_ids(shown, for_template(new), calls=names, turn=self.episode.turns)
         begins = list(self.prompter.begins)
         ids = shown.chat_ids(for_template(asked.messages))
         if ids[: len(begins)] != begins:

@@ -161,7 +161,7 @@ class Episodes:
 
     def answered(self, live: dict[int, Episode], cap: int, beat: Beat) -> dict[int, Episode]:
         """Those that go on, with their tools' answers."""
-        calls: dict[int, Call] = {}
+        calls: dict[int, Use] = {}
         for seat, episode in live.items():
             if episode.fault or episode.finish is Finish.LENGTH or episode.turns == self.config.max_turns:
                 continue
@@ -169,11 +169,11 @@ class Episodes:
             if asked:
                 calls[seat] = Use(calls=[ToolCall(name=name, arguments=arguments) for name, arguments in asked])
         going: dict[int, Episode] = {}
-        for seat, answer in ask(self.pool, calls, live, beat).items():
+        for seat, answer in ask(self.pool, {**calls}, live, beat).items():
             episode = live[seat]
             if not isinstance(answer, Answered):
                 continue
-            ids = self.conversation.answer_ids(answer.texts)
+            ids = self.conversation.answer_ids([call.name for call in calls[seat].calls], answer.texts)
             if episode.length + len(ids) < cap:
                 episode.put(ids)
                 going[seat] = episode

@@ -26,12 +26,16 @@ from shared.errors import ModelError
 from shared.model.prompt import OBSERVED, THINKING, Message, Prompter
 
 PROBE_NAME, PROBE_KEY, PROBE_VALUE = "tool_probe", "argument_probe", "value_probe"
-PROBE = {"type": "function", "function": {"name": PROBE_NAME, "arguments": {PROBE_KEY: PROBE_VALUE}}}
 QUESTION: Message = {"role": "user", "content": "A question."}
 THOUGHT = "<think>\nA thought.\n</think>\n\nA reply."
 CHECKED_TURNS = 4
 Call = tuple[str, dict[str, Any]]
 """Name of a tool, arguments by name."""
+
+
+def probe(name: str = PROBE_NAME) -> Message:
+    """A call."""
+    return {"type": "function", "function": {"name": name, "arguments": {PROBE_KEY: PROBE_VALUE}}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +93,19 @@ class Conversation:
         spoken = [token for token in ids if token not in self.prompter.end_ids]
         return list(self.form.calls(self.prompter.as_the_model_sees(spoken)))
 
-    def answer_ids(self, answers: Sequence[str]) -> list[int]:
-        """What comes between a turn that called tools and the next one."""
-        said: list[Message] = [{"role": "tool", "name": PROBE_NAME, "content": answer} for answer in answers]
-        return added_ids(self.prompter, said, calls=len(answers))
+    def answer_ids(self, tools: Sequence[str], answers: Sequence[str]) -> list[int]:
+        """What comes between a turn that called these tools and the next one."""
+        said: list[Message] = [
+            {"role": "tool", "name": name, "content": answer} for name, answer in zip(tools, answers, strict=True)
+        ]
+        return added_ids(self.prompter, said, calls=tools)
 
 
-def added_ids(prompter: Prompter, said: Sequence[Message], *, calls: int, turn: int = 1) -> list[int]:
-    """What comes between a turn with so many calls and the next one, if these messages are put between. ModelError if
+def added_ids(prompter: Prompter, said: Sequence[Message], *, calls: Sequence[str], turn: int = 1) -> list[int]:
+    """What comes between a turn with these calls and the next one, if these messages are put between. ModelError if
     the template would then show the turn in another way."""
     spoken: Message = {"role": "assistant", "content": THOUGHT}
-    asked = [QUESTION, spoken | ({"tool_calls": [PROBE] * calls} if calls else {})]
+    asked = [QUESTION, spoken | ({"tool_calls": [probe(name) for name in calls]} if calls else {})]
     before = prompter.rendered(asked, opens_reply=False)
     after = prompter.rendered([*asked, *said], opens_reply=True)
     ends = [prompter.as_the_model_sees([token]) for token in prompter.end_ids]
@@ -112,7 +118,9 @@ def added_ids(prompter: Prompter, said: Sequence[Message], *, calls: int, turn: 
 def call_form(prompter: Prompter) -> CallForm:
     """Found by having the template write a call."""
     asked = prompter.rendered([QUESTION], opens_reply=True)
-    text = prompter.rendered([QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE]}], opens_reply=False)
+    text = prompter.rendered(
+        [QUESTION, {"role": "assistant", "content": "", "tool_calls": [probe()]}], opens_reply=False
+    )
     first = len(asked) if text.startswith(asked) else 0
     for start in (place for place in range(first, len(text)) if text[place] == "{"):
         try:
@@ -142,7 +150,7 @@ def refuse_rewriting(prompter: Prompter, max_turns: int) -> None:
     shown = [prompter.rendered(messages, opens_reply=True)]
     for turn in range(1, max_turns + 1):
         thought = f"<think>\nThought {turn}.\n</think>\n\nTurn {turn}."
-        messages = [*messages, {"role": "assistant", "content": thought, "tool_calls": [PROBE]}]
+        messages = [*messages, {"role": "assistant", "content": thought, "tool_calls": [probe()]}]
         spoken = prompter.rendered(messages, opens_reply=False)
         messages = [*messages, {"role": "tool", "name": PROBE_NAME, "content": f"Answer {turn}."}]
         if turn < max_turns:

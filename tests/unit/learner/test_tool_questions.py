@@ -114,9 +114,11 @@ def test_a_conversation_of_the_corpus_is_token_by_token_one_of_a_run(preset: str
         asked, *turns = draw_calculation_talk(rng) if preset == "calculator" else draw_game_talk(rng)
         question = asked.text.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
         ids = [*prompter.prompt_ids(question), *talk.opening_ids("")]
+        called: list[str] = []
         for said in turns:
             told = re.fullmatch(r"\n<\|im_start\|>tool\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n", said.text)
-            ids += talk.answer_ids([told[1]]) if told else prompter.ids(said.text)
+            ids += talk.answer_ids(called, [told[1]]) if told else prompter.ids(said.text)
+            called = [name for name, _ in calls_of(said)]
         assert to_text(prompter.tokenizer, [asked, *turns]).ids == ids
         assert all(talk.calls(prompter.ids(said.text)) == calls_of(said) for said in turns)
 

@@ -50,6 +50,14 @@ QWEN3 = (
     "{%- endif %}"
 )
 """Writes a thought, even an empty one, in the last message, and answers of tools as a user's, as Qwen3 does."""
+NAMED = HERMES.replace("~ message.content }}", "~ (message.name ~ ': ' if message.name else '') ~ message.content }}")
+"""Shows who answers."""
+ASKED_BEFORE = HERMES.replace(
+    "~ message.content }}",
+    "~ (messages[loop.index0 - 1].tool_calls[0].function.name ~ ': ' if message.role == 'tool' else '')"
+    " ~ message.content }}",
+)
+"""Shows who was asked in the turn before."""
 PLAIN_JSON = HERMES.replace("<tool_call>\\n", "").replace("\\n</tool_call>", "").replace('"arguments"', '"parameters"')
 
 
@@ -66,10 +74,17 @@ def test_the_parts_of_a_conversation_are_those_of_the_template(tmp_path: Path) -
     talk = Conversation(model, 8)
     prompt = model.as_the_model_sees(model.prompt_ids("How many?"))
     opening = model.as_the_model_sees(talk.opening_ids(" Now."))
-    answers = model.as_the_model_sees(talk.answer_ids(["5", "7"]))
+    answers = model.as_the_model_sees(talk.answer_ids(["add", "sub"], ["5", "7"]))
     assert prompt == "<|im_start|>system\n1 tools<|im_end|>\n<|im_start|>user\nHow many?"
     assert opening == " Now.<|im_end|>\n<|im_start|>assistant\n"
     assert answers == "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("template", [NAMED, ASKED_BEFORE])
+def test_an_answer_has_the_name_of_its_tool(tmp_path: Path, template: str) -> None:
+    model = prompter(tmp_path, template)
+    answer = model.as_the_model_sees(Conversation(model, 8).answer_ids(["add"], ["5"]))
+    assert answer == "\n<|im_start|>tool\nadd: 5<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
