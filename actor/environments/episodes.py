@@ -99,6 +99,10 @@ class Episode:
         last = structs.replace(self.last_turn, finish=self.finish)
         return EndedCompletion(group=self.group, index=self.index, completion=last)
 
+    def turn_ids(self) -> list[int]:
+        """For functions: all turns, with what is between them. What is before the first belongs to the question."""
+        return np.concatenate([part.ids for part in self.parts[1:]]).tolist()
+
     def verdict_over(self, found: Verdict) -> Verdict:
         """The environment's fault, else that of a named reward, else the environment's reward if it has one."""
         if self.fault:

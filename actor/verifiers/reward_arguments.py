@@ -2,6 +2,7 @@
 
     prompts         texts, or conversations: [{"role": "system", ...}, {"role": "user", "content": question}]
     completions     texts, or conversations of one message: [{"role": "assistant", "content": text}]
+                    with an environment, the text of all turns and of the answers between them
     completion_ids  lists of token ids
     trainer_state   global_step and max_steps; any other attribute raises and says so
     log_extra       log_extra(column, values): one value a completion, for the rollout log
@@ -106,7 +107,7 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
     return {
         **{name: [one.get(name) for one in columns] for name in names},
         "prompts": [prompt(job) if is_conversation(form, job) else job.prompt for job in jobs],
-        "completions": [completion(job) if is_conversation(form, job) else job.completion for job in jobs],
+        "completions": [completion(job) if is_conversation(form, job) else written(job) for job in jobs],
         "completion_ids": [job.completion_ids for job in jobs],
         "trainer_state": TrainerState(**{name: value for name, value in known.items() if value is not None}),
         "log_extra": log.extra,
@@ -129,7 +130,11 @@ def prompt(job: ScoreJob) -> list[dict[str, str]]:
 
 
 def completion(job: ScoreJob) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": job.completion}]
+    return [{"role": "assistant", "content": written(job)}]
+
+
+def written(job: ScoreJob) -> str:
+    return job.completion if job.all_turns is None else job.all_turns
 
 
 def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

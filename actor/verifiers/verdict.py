@@ -37,11 +37,13 @@ class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
     completion: str
     """The completion as text, special tokens removed. It ends where the model ended its turn: nothing after counts."""
     completion_ids: list[int]
-    """[T] its tokens, end token included."""
+    """[T] its tokens, end token included; with an environment those of `all_turns`."""
     truncated: bool
     """It ran into the cap on new tokens."""
     columns: dict[str, str]
     """The task's columns: `answer` with the gold answer, and what the data set has besides."""
+    all_turns: str | None = None
+    """With an environment, from the first turn to the last, with what is between them. `completion` is the last."""
     context: Context = Context()
     """The same for all jobs of an order."""
     compares_answers: bool = False

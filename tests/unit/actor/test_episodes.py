@@ -196,6 +196,33 @@ def late(number, log_metric, log_extra, **columns):
         assert group.extras == {"shown": (f"number {number}",) * 3}
 
 
+def test_functions_get_all_turns_and_what_is_between_them(
+    rollout: Rollout, policy: Policy, model: Prompter, tmp_path: Path
+) -> None:
+    path = tmp_path / "rewards.py"
+    path.write_text(
+        """
+def shows(completions, completion_ids, log_extra, **columns):
+    log_extra("text", [str(text.encode()) for text in completions])
+    log_extra("ids", completion_ids)
+    return [0.0 for _ in completions]
+"""
+    )
+    spec = f"{path}:shows"
+    with closing(ScorePool(VerifierConfig(kind="environment", rewards={spec: 1.0}))) as scorer:
+        own = Rollout(rollout.engine, scorer, NoLease(), model.text, episodes=rollout.episodes)
+        asked = order(model, cap=60)
+        group = fill(own, policy, asked).groups[0]
+    assert group.trained is not None and turns(group).max() > 1
+    ends = np.cumsum(group.lengths)[:-1]
+    for place, (ids, trained) in enumerate(
+        zip(np.split(group.completion_ids, ends), np.split(group.trained, ends), strict=True)
+    ):
+        written = ids[trained.argmax() :].tolist()
+        assert group.extras["text"][place] == str(model.text(written).encode())[:300]
+        assert group.extras["ids"][place] == str(written)[:300]
+
+
 def test_an_answer_without_room_truncates(rollout: Rollout, policy: Policy, model: Prompter) -> None:
     filled = fill(rollout, policy, order(model, "long"))
     group = filled.groups[0]
