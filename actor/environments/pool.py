@@ -12,7 +12,6 @@ is killed, all episodes are lost that had begun: their state was in its processe
 
 import itertools
 import logging
-import os
 import select
 import signal
 import time
@@ -31,6 +30,7 @@ from protocol.outcome import Outcome
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
 from shared.process.children import how_it_ended
+from shared.process.processor import cores_here
 
 log = logging.getLogger("actor")
 
@@ -126,7 +126,7 @@ class EnvironmentPool:
 
     def __init__(self, config: EnvironmentConfig, start_limit_s: float = START_LIMIT_S) -> None:
         self.config, self.start_limit_s = config, start_limit_s
-        self.loading_at_once = max(config.at_once, len(os.sched_getaffinity(0)))
+        self.loading_at_once = max(config.at_once, cores_here())
         self.numbers = itertools.count()
         self.seats: list[Seat] = []
         self.fork_server = self.new_fork_server()

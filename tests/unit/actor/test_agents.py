@@ -296,18 +296,15 @@ def test_an_agent_that_asks_nothing_is_an_error(
     assert set(group.outcomes) == {Outcome.ERROR} and turns(group).tolist() == [1, 1, 1]
 
 
-def test_any_other_verifier_judges_the_last_turn(
-    engine: HFEngine, policy: Policy, model: Prompter, source: Path
-) -> None:
+def test_a_function_judges_all_turns(engine: HFEngine, policy: Policy, model: Prompter, source: Path) -> None:
     with opened(engine, model, source, kind="callable") as rollout:
         group = fill(rollout, policy, order(model, {})).groups[0]
-    last = []
+    lengths = []
     for ids, mask in zip(
         by_completion(group, group.completion_ids), by_completion(group, trained_tokens(group)), strict=True
     ):
-        *_, (_, where) = pieces(mask)
-        last.append(float(len(model.text(ids[where].tolist()))))
-    assert list(group.scores) == last and Outcome.ERROR not in group.outcomes
+        lengths.append(float(len(model.text(ids[mask.argmax() :].tolist()))))
+    assert list(group.scores) == lengths and Outcome.ERROR not in group.outcomes
 
 
 def test_a_template_without_a_common_beginning_is_refused(folder: Path, tmp_path: Path) -> None:

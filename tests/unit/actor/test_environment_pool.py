@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -108,21 +107,6 @@ class Connected:
         self.writer.close()
         await self.writer.wait_closed()
         return 1.0
-
-class Slow(Env):
-    def __init__(self):
-        """Writes when it began and ended to load."""
-        self.began = time.monotonic()
-        time.sleep(1)
-        with open(f"{os.path.dirname(__file__)}/loaded", "a") as file:
-            file.write(f"{self.began} {time.monotonic()}\\n")
-
-class Moody(Env):
-    def __init__(self):
-        """Reads how from a file."""
-        super().__init__()
-        path = f"{os.path.dirname(__file__)}/mood"
-        fail(open(path).read() if os.path.exists(path) else "")
 
 class ConnectedAgent(Connected):
     async def run(self, base_url, api_key, **columns):
@@ -305,49 +289,6 @@ def test_more_environments_than_a_socket_takes_commands(file: Path) -> None:
         pool.close()
         assert time.monotonic() - began < 20.0, "one deadline for all"
         wait_until(lambda: not any(map(alive, pids)))
-
-
-def test_only_so_many_load_at_once_each_with_its_own_time(file: Path) -> None:
-    with closing(EnvironmentPool(config_of(file, "Slow", at_once=2), start_limit_s=4.0)) as pool:
-        pool.make_ready(5 * pool.loading_at_once + 1, lambda: None)
-        times = [tuple(map(float, line.split())) for line in (file.parent / "loaded").read_text().splitlines()]
-    assert len(times) == 5 * pool.loading_at_once + 1
-    assert max(sum(began <= at < ended for began, ended in times) for at, _ in times) <= pool.loading_at_once
-    assert max(ended for _, ended in times) - min(began for began, _ in times) > 4.0
-
-
-@pytest.mark.parametrize(
-    ("how", "outcome", "said"),
-    [
-        ("raise", Outcome.ERROR, r"Moody' cannot be made \(ValueError: on purpose\)"),
-        ("leave", Outcome.ERROR, "Moody', while loaded: The environment ended with exit code 3"),
-        ("hang", Outcome.TIMEOUT, "Moody', while loaded: The environment was stopped after 4 s"),
-    ],
-)
-def test_one_that_cannot_be_loaded_in_mid_run_costs_its_own_episode(
-    file: Path, caplog: pytest.LogCaptureFixture, how: str, outcome: Outcome, said: str
-) -> None:
-    mood, resets = file.parent / "mood", {seat: Reset(columns={"start": "5"}) for seat in range(3)}
-    with closing(EnvironmentPool(config_of(file, "Moody"), start_limit_s=4.0)) as pool:
-        mood.write_text(how)
-        found = ask(pool, resets)
-        assert found[0] == Opened(text=" Start at 5.")
-        assert isinstance(found[1], Lost) and found[1].outcome is found[2].outcome is outcome
-        assert re.search(said, found[1].note) and re.search(said, caplog.text)
-        mood.unlink()
-        assert ask(pool, {0: add(1)}) == {0: Answered(texts=["6"])}
-        assert ask(pool, resets) == dict.fromkeys(resets, Opened(text=" Start at 5."))
-
-
-def test_one_that_cannot_be_loaded_at_the_start_is_refused(file: Path) -> None:
-    mood = file.parent / "mood"
-    mood.write_text("raise")
-    with pytest.raises(RewardError, match="cannot be made"):
-        EnvironmentPool(config_of(file, "Moody"))
-    mood.write_text("leave")
-    with pytest.raises(RewardError, match="Moody', while loaded: The environment ended"):
-        EnvironmentPool(config_of(file, "Moody"))
-    mood.unlink()
 
 
 def test_a_fork_server_that_ends_while_environments_load_is_named(file: Path) -> None:
