@@ -87,8 +87,8 @@ def test_one_that_cannot_be_loaded_in_mid_run_costs_its_own_episode(
         assert isinstance(found[1], Lost) and found[1].outcome is found[2].outcome is outcome
         assert re.search(said, found[1].note) and re.search(said, caplog.text)
         mood.unlink()
-        said = Use(calls=[ToolCall(name="say", arguments={})])
-        assert ask(pool, {0: said}) == {0: Answered(texts=["word"])}
+        say = Use(calls=[ToolCall(name="say", arguments={})])
+        assert ask(pool, {0: say}) == {0: Answered(texts=["word"])}
         assert ask(pool, resets) == dict.fromkeys(resets, Opened(text="Begin."))
 
 
