@@ -5,8 +5,8 @@ digits are written three times.
 
 `is_number` decides for the kinds `gsm8k` and `exact`. A number is written as shared/gold_answer.py reads it, and a
 unit, a rate such as /hour or a percent sign may follow it. Plain arithmetic (1/2, \frac12, 9+9=18) is computed with 60
-digits, and every side of an equation counts. Several different numbers are not a final answer. Every pattern runs in
-linear time.
+digits, and every side of an equation counts. Several different numbers are not a final answer, and neither are two side
+by side, unless they are a mixed number (3 1/2) that is the whole side. Every pattern runs in linear time.
 """
 
 import re
@@ -46,6 +46,7 @@ BEFORE = re.compile(
 )
 TWICE = re.compile(r"[=(]")
 SIDE_BY_SIDE = re.compile(r"[0-9]\s+[0-9]")
+ONE_MIXED = re.compile(r"(?<![0-9.,/])[-+]?[0-9]{1,9} [0-9]{1,9}/[0-9]{1,9}(?![0-9/]|[.,][0-9])")
 SAME = 1e-40
 VALUES = Values()
 
@@ -77,10 +78,10 @@ def says(written: str, gold: str) -> bool:
 
 def computes_to(written: str, gold: str) -> bool:
     """Whether plain arithmetic gives this number, on every side of an equation."""
-    if max(len(written), len(gold)) > MAX_CHARS or "~" in written or SIDE_BY_SIDE.search(written):
+    if max(len(written), len(gold)) > MAX_CHARS or "~" in written:
         return False
     answer = read_answer(written)
-    if answer.percent or answer.base:
+    if answer.percent or answer.base or holds_two_numbers(written, answer.value):
         return False
     exact = as_exact(answer.value)
     if exact is not None:
@@ -89,6 +90,14 @@ def computes_to(written: str, gold: str) -> bool:
     values = [value_of(side) for side in (sides[1:] if len(sides) > 1 and NAME.fullmatch(sides[0]) else sides)]
     expected = VALUES.number(gold)
     return all(value is not None and abs(value - expected) <= SAME * abs(expected) for value in values)
+
+
+def holds_two_numbers(written: str, value: str) -> bool:
+    """Whether two numbers are side by side, other than as a mixed number that is a whole side: 1 1/2, not 3 * 1 1/2."""
+    if SIDE_BY_SIDE.search(ONE_MIXED.sub("0", written)):
+        return True
+    sides = [side.strip() for side in EQUALS.split(value) if SIDE_BY_SIDE.search(side)]
+    return not all(map(ONE_MIXED.fullmatch, sides))
 
 
 def as_exact(value: str) -> Fraction | None:
