@@ -22,8 +22,9 @@ Two named rewards of `verifier.rewards` are built in. They look only at the form
                    tag may be at the end of the prompt, where some templates put it
     answer_tags    after the thinking, if there is any, one <answer> ... </answer> with text in it, and nothing else
 
-A named reward never changes the outcome or the score. None counts as 0, as in TRL. NaN, a number that is too large, or
-another type makes the verdict an error that names the reward; so does a function that raises, because its call fails.
+A named reward never changes the outcome or the score. None adds nothing to a sum, as in TRL, and is sent as 0. So it
+counts as 0 in the mean of `reward/<name>`, unlike in TRL. NaN, a number that is too large, or another type
+makes the verdict an error that names the reward; so does a function that raises, because its call fails.
 
 With `callable` and no `verifier.function`, as with several functions in TRL, the score is the weighted sum of the named
 rewards that are not None, and the outcome is that of a function that returned this sum.

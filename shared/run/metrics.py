@@ -101,7 +101,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     reward_mean: float
     """Mean reward of all N samples, those of idle groups too."""
     rewards: dict[str, float]
-    """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
+    """Mean of each part of the reward, unweighted; None counts as 0. Rows have `reward/<name>` for all of them."""
     logged: dict[str, float]
     """Means of what reward functions gave to log_metric. Rows have `logged/<name>` for those."""
     reward_std: float
