@@ -8,6 +8,115 @@ from protocol.outcome import Outcome
 from shared.config.data import VerifierKind
 from tests.support.near_misses import FORMULAS, LAST_NUMBERS, NUMBERS, PROSE, RIGHT_FORMULAS, RIGHT_NUMBERS, TEXTS
 
+TICKED = [
+    "#### 18 \u2705",
+    "#### 18\u2714\ufe0f",
+    "**Final Answer: 18** \u2705",
+    "**Final Answer: 18 \u2705**\r\nThat is all.",
+    "The answer is **18** \U0001f389",
+    "The answer is 18 \u2713",
+    "The answer is 18 \u2705\u2728 \U0001f44d\U0001f3fd!",
+    "Thus: 9 \u00d7 2 = 18 \u2705",
+    "9 + 9 = 18 \u2714\ufe0f.",
+    "18 apples \U0001f34e",
+    "18 \u2705",
+    "17 \u274c\n18 \u2705",
+    # The check of a line is not listed beside what follows.
+    "Check: 18 - 9 = 9 \u2705\n\n18",
+]
+
+CALCULATED = [
+    ("She makes 9*2=$<<9*2=18>>18 every day.", "18"),
+    ("Total: <<5+5=10>>10 apples", "10"),
+    ("#### <<9*2=18>>18", "18"),
+    ("The answer is <<9*2=18>>18.", "18"),
+    ("He pays 15*495=$<<15*495=7425>>7,425.00", "7425"),
+    ("2-20 = <<2-20=-18>>-18", "-18"),
+    ("5+5=<<5+5=10>>10 apples, and 10+8=<<10+8=18>>18 in all", "18"),
+]
+# The value behind a note is another one, none, or joined to what is before it; or it is no note.
+NOT_CALCULATED = [
+    ("Total: <<5+5=10>>11", "11"),
+    ("Total: <<5+5=10>>11", "10"),
+    ("2-20 = -<<2-20=-18>>18", "18"),
+    ("She sells them at 2 = <<9*2=18>> dollars", "2"),
+    ("She sells them at 2 = <<9*2=18>> dollars", "18"),
+    ("1<<4+4=8>>8", "18"),
+    ("1<<4+4=8>>8", "8"),
+    ("1.<<4+4=8>>8", "1.8"),
+    ("41 or <<40+2=42>>42", "42"),
+    ("<<not=18>>18", "18"),
+    ("<<17 or=18>>18", "18"),
+    ("<<=18>>18", "18"),
+    ("<<18>>18", "18"),
+    ("x<<18=18>>18", "18"),
+    ("not <<9*2=18>>18", "18"),
+    ("<<9*2=18>>18 million", "18"),
+    ("<<9*2=18>>18^2", "18"),
+    ("><<9*2=18>>18", "18"),
+    ("<<9*2=18>>180", "18"),
+    ("<<9*2=18>>18.5", "18"),
+]
+
+MIXED = [
+    ("The answer is 12 1/2.", "12.5"),
+    ("#### 3 1/2", "3.5"),
+    ("#### -3 1/2", "-3.5"),
+    ("#### +3 1/2", "3.5"),
+    ("#### $3 1/2", "3.5"),
+    ("\\boxed{3 1/2}", "3.5"),
+    ("**Answer:** 3 1/2 hours", "3.5"),
+    ("7/2 = 3 1/2", "3.5"),
+    ("#### x = 3 1/2", "3.5"),
+    ("She needs 3 1/2 cups", "3.5"),
+]
+NOT_MIXED = [
+    *(("#### 12 1/2", gold) for gold in ("12", "0.5", "1", "2", "6", "121", "121.5", "60.5", "11.5")),
+    *(("#### 1 1/2", gold) for gold in ("1", "0.5", "11", "5.5")),
+    *(("#### 3 4", gold) for gold in ("3", "4", "34", "7", "12", "0.75")),
+    ("#### 3 4 1/2", "4.5"),
+    ("#### 3 4 1/2", "7.5"),
+    ("#### 1 200 1/2", "1200.5"),
+    ("#### 1 200", "1200"),
+    ("#### 11 7/6", "12"),
+    ("#### 3 2/2", "4"),
+    ("#### 3 1/0", "3"),
+    ("#### 3 1/2 / 2", "1.75"),
+    ("#### 3 1/2 -", "3.5"),
+    ("#### --3 1/2", "3.5"),
+    ("#### --3 1/2", "1.5"),
+    ("#### 5-3 1/2", "1.5"),
+    ("#### --3 1/2", "-3.5"),
+    ("#### 3 * 12 1/2", "18"),
+    ("#### 3 * 12 1/2", "37.5"),
+    ("#### 2 1/2 * 2", "5"),
+    ("#### 2 1/2 + 1", "3.5"),
+    ("#### 2 1/2^2", "2.25"),
+    ("#### 2 1/2/2", "2.25"),
+    ("#### 2 1/2.5", "2.4"),
+    ("#### 2 1/2 3", "2.5"),
+    ("#### 2 1/2 3/4", "2.5"),
+    ("#### 3 1/2 = 4", "4"),
+    ("#### 3 1/2 = 1.5", "1.5"),
+    ("#### 3 1/2 = 3", "3"),
+    ("#### 3 1/2 or 3.5", "3.5"),
+    ("#### 3 1/2, 3.5", "3.5"),
+    ("#### about 3 1/2", "3.5"),
+    ("#### ~3 1/2", "3.5"),
+    ("#### > 3 1/2", "3.5"),
+    ("#### not 3 1/2", "3.5"),
+    ("#### 3 1/2 million", "3.5"),
+    ("#### 3 1/2 dozen", "3.5"),
+    ("#### 3 1/2%", "3.5"),
+    ("#### 3 1/2x", "3.5"),
+    ("#### 3\t1/2", "3.5"),
+    ("#### 3 -1/2", "3.5"),
+    ("#### 3.0 1/2", "3.5"),
+    ("#### 1,000 1/2", "1.5"),
+    ("The answer is 3 1/2 or 4", "3.5"),
+    ("The answer is 3 1/2. Actually 4", "3.5"),
+]
+
 
 def outcome(kind: VerifierKind, completion: str, gold: str, *, strict: bool) -> Outcome:
     columns = {"answer": gold}
@@ -51,3 +160,22 @@ def test_what_only_looks_like_a_near_miss_is_correct() -> None:
 
 def test_the_table_is_large() -> None:
     assert len({*NUMBERS, *PROSE}) + len({*FORMULAS, *TEXTS}) >= 200
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+def test_a_tick_or_a_picture_behind_an_answer_changes_nothing(kind: VerifierKind) -> None:
+    assert [text for text in TICKED if outcome(kind, text, "18", strict=False) is not Outcome.CORRECT] == []
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+def test_notes_of_a_calculator_are_no_part_of_a_text(kind: VerifierKind) -> None:
+    for table, right in ((CALCULATED, True), (NOT_CALCULATED, False)):
+        found = [(case, outcome(kind, *case, strict=False)) for case in table]
+        assert [case for case, outcome in found if (outcome is Outcome.CORRECT) != right] == []
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact"])
+def test_a_mixed_number_is_one_number_only_where_nothing_else_is_beside_it(kind: VerifierKind) -> None:
+    for table, right in ((MIXED, True), (NOT_MIXED, False)):
+        found = [(case, outcome(kind, *case, strict=False)) for case in table]
+        assert [case for case, outcome in found if (outcome is Outcome.CORRECT) != right] == []
