@@ -186,6 +186,12 @@ class Link:
     def take_policy(self, policy: Policy) -> None:
         """Keep a policy. One whose adapter another actor passes on is awaited, unless it is here already."""
         self.last_version = policy.version
+        # A learner that was restarted may use a version number again for other bytes.
+        self.unacknowledged = {
+            order_id: filled
+            for order_id, filled in self.unacknowledged.items()
+            if filled.policy_version != policy.version or filled.adapter_sha256 == policy.sha256
+        }
         held = self.policies.get(policy.version)
         if len(policy.adapter):
             self.have_policy(policy)
@@ -193,7 +199,6 @@ class Link:
                 self.passed_on.keep(policy)
                 self.hello = replace(self.hello, machine=self.passed_on.machine)
         elif held is None or held.sha256 != policy.sha256:
-            # A learner that was restarted may use a version number again for other bytes.
             self.policies.pop(policy.version, None)
             self.awaited[policy.version] = policy, self.now()
 

@@ -113,6 +113,12 @@ class Peer:
         self.num_unread = self.num_unread_orders = 0
         self.unread = set() if version is None else self.unread - {version}
 
+    def sampled_before(self, filled: FilledOrder, policy: Policy) -> bool:
+        """Whether it comes from before the learner was restarted, from other bytes of this version: the peer has not
+        read yet what it should fill it from."""
+        has_read = filled.order_id in self.orders and policy.version not in self.unread
+        return not has_read and filled.policy_version == policy.version and filled.adapter_sha256 != policy.sha256
+
     def fresh_mark(self) -> int:
         """The mark for its next Welcome: a new one if something was sent after the last."""
         if not self.marked:

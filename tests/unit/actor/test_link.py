@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from actor.link import Link
 from actor.passed_on import PassedOn
@@ -203,6 +205,22 @@ def test_an_order_that_comes_twice_is_filled_once() -> None:
         filled_order.order_id
     ]
     assert table.link.next_order() is None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_was_sampled_from_other_bytes_is_sampled_again(whole: bool, tmp_path: Path) -> None:
+    """A learner that was restarted may use a version number again for other bytes."""
+    passes = PassedOn(tmp_path / "adapters")
+    table = Table(passed_on=passes)
+    table.join()
+    delivered(table)
+    newer = toy_policy(0, b"other bytes")
+    passes.keep(newer)
+    table.received()
+    table.say(newer if whole else replace(newer, adapter=newer.adapter[:0]), toy_orders(0)[0])
+    table.link.wait_once("an order")
+    assert len(table.link.orders) == 1 and table.link.policies[0].sha256 == newer.sha256
+    assert FilledOrder not in kinds(table.received()) and not table.link.unacknowledged
 
 
 def hello_after(table: Table) -> bool:

@@ -14,6 +14,7 @@ from protocol.messages import (
     FilledOrder,
     Order,
     Policy,
+    Refused,
 )
 from tests.support.dispatch_bench import POLICY, Bench, ids, inbox, orders_in, refused_and_ordered_again, with_group
 from tests.support.fakes import filled, toy_orders, toy_policy
@@ -210,7 +211,6 @@ def not_a_number(filled_order: FilledOrder) -> FilledOrder:
 
 WRONG = {
     another_version: "policy 3 .*ordered was 0",
-    another_adapter: "policy 0 .*ffffffffffff.*ordered was 0",
     another_prompt: "not the ones that were ordered",
     another_group: "not the ones that were ordered",
     a_group_too_many: "not the ones that were ordered",
@@ -228,12 +228,27 @@ def test_a_wrong_filled_order_is_refused_in_words_and_ordered_from_another(
     assert re.search(words, reason), reason
 
 
+def test_what_was_sampled_from_other_bytes_before_a_restart_is_dropped_until_the_policy_was_read() -> None:
+    bench, (first, second) = Bench(), toy_orders(count=2)
+    actor = bench.actor(num_credits=1)
+    bench.dispatcher.submit([first, second])
+    inbox(actor)
+    bench.deliver(actor, *[another_adapter(filled(order, POLICY)) for order in (first, second)])
+    assert inbox(actor) == [] and bench.recorder.recorded == []
+    bench.deliver(actor, filled(first, POLICY))
+    assert orders_in(actor) == ids([second]) and bench.recorder.recorded == ids([first])
+    bench.deliver(actor, another_adapter(filled(second, POLICY)))
+    (refusal,) = inbox(actor)
+    assert isinstance(refusal, Refused)
+    assert re.search("policy 0 .*ffffffffffff.*ordered was 0", refusal.reason)
+
+
 def test_a_right_filled_order_beside_a_wrong_one_counts() -> None:
     bench, orders = Bench(), toy_orders(count=1)
     faulty, other = bench.actor("faulty"), bench.actor("other")
     bench.dispatcher.submit(orders)
     right = filled(orders[0], POLICY)
-    faulty.send(another_adapter(right))
+    faulty.send(another_prompt(right))
     bench.deliver(other, right)
     assert bench.recorder.recorded == ids(orders)
     (found,) = bench.dispatcher.collect(ids(orders))
