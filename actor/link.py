@@ -9,7 +9,7 @@
               still on its way over a slow line is not sent twice
     machine:  a Policy without its adapter comes from another actor of this machine (passed_on.py). Its orders wait. If
               it has not come after PATIENCE_S, they are forgotten, and with the next Hello, which names no machine, the
-              learner sends them and the whole policy again
+              learner sends them and the whole policy again. So it does while this actor cannot write for the others
     silence:  no message for `silence_s`: PeerTimeout
 
 An actor keeps nothing that a restart needs: the learner orders again what was not acknowledged.
@@ -196,8 +196,9 @@ class Link:
         if len(policy.adapter):
             self.have_policy(policy)
             if self.passed_on:
-                self.passed_on.keep(policy)
-                self.hello = replace(self.hello, machine=self.passed_on.machine)
+                # Where it cannot be written, other actors may have failed to write theirs, too.
+                kept = self.passed_on.keep(policy)
+                self.hello = replace(self.hello, machine=self.passed_on.machine if kept else None)
         elif held is None or held.sha256 != policy.sha256:
             self.policies.pop(policy.version, None)
             self.awaited[policy.version] = policy, self.now()

@@ -49,8 +49,8 @@ class PassedOn:
         self.folder = folder
         self.machine = name_of(folder)
 
-    def keep(self, policy: Policy) -> None:
-        """Write an adapter that came over the network, for the other actors."""
+    def keep(self, policy: Policy) -> bool:
+        """Write an adapter that came over the network, for the other actors; whether it worked."""
         target = self.path(policy)
         part = self.folder / f"{secrets.token_hex(8)}.part"
         try:
@@ -60,6 +60,8 @@ class PassedOn:
         except OSError as error:
             part.unlink(missing_ok=True)
             log.warning("policy %d is not passed on to other actors here: %s", policy.version, error)
+            return False
+        return True
 
     def find(self, policy: Policy) -> Policy | None:
         """This policy with its adapter; None if no actor has written it yet."""

@@ -1,5 +1,6 @@
 """An actor whose policies another actor of its machine passes on: it waits, finds them, or asks the learner."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,24 @@ def test_a_policy_that_nobody_passes_on_is_asked_of_the_learner(tmp_path: Path) 
     table.say(toy_policy(3), replace(toy_orders(1)[0], policy_version=3))
     taken, found = table.link.next_order() or pytest.fail("no order")
     assert (taken.policy_version, found.version) == (3, 3)
+
+
+def test_an_actor_that_cannot_pass_on_asks_for_whole_policies_from_then_on(tmp_path: Path) -> None:
+    seconds = [0.0]
+    table = Table(passed_on=PassedOn(tmp_path / "adapters"), now=lambda: seconds[0])
+    table.join(heartbeat_s=2.0, silence_s=600.0)
+    shutil.rmtree(tmp_path / "adapters")
+    table.say(without_adapter(toy_policy(1)))
+    table.link.wait_once("a policy")
+    seconds[0] = 61.0
+    table.link.wait_once("a policy")
+    table.say(toy_policy(1))
+    table.link.wait_once("an order")
+    assert 1 in table.link.policies and table.link.hello.machine is None
+    (tmp_path / "adapters").mkdir()
+    table.say(toy_policy(2))
+    table.link.wait_once("an order")
+    assert table.link.hello.machine is not None, "it works again"
 
 
 def test_bytes_of_before_a_restart_are_not_taken_for_a_version_that_is_passed_on(tmp_path: Path) -> None:
