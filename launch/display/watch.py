@@ -34,8 +34,8 @@ class Watch:
             self.rows += found
             return found
         self.generation = self.file.generation
-        before, self.rows = self.rows, found
-        return [row for row in found if row not in before]
+        before, self.rows = {step_of(row): row for row in self.rows}, found
+        return [row for row in found if row != before.get(step_of(row))]
 
 
 def step_of(row: Row) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,19 @@ def test_watch_starts_again_when_a_resumed_run_drops_rows(tmp_path: Path) -> Non
     other.rename(metrics)
     assert [row["step"] for row in watch.poll()] == [2, 3, 4]
     assert [row["reward/mean"] for row in watch.rows] == [0.1, 0.9, 0.9, 0.9]
+
+
+def test_a_long_run_is_read_again_in_a_moment(tmp_path: Path) -> None:
+    metrics, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+    same = {f"figure {number}": 0.0 for number in range(60)}
+    for path in (metrics, other):
+        path.write_text("".join(json.dumps({**same, "step": step}) + "\n" for step in range(1, 4001)))
+    watch = Watch(metrics)
+    watch.poll()
+    other.rename(metrics)
+    start = time.process_time()
+    assert watch.poll() == []
+    assert time.process_time() - start < 3.0
 
 
 def test_watch_passes_over_what_a_power_cut_left(tmp_path: Path) -> None:
