@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from actor.rollout import Rollout
 from benchmarks.fuzz_dispatcher import SPOILS
 from learner.durable.journal import Journal
-from learner.durable.recorder import VOID_ORDER, orders_in, read
+from learner.durable.recorder import VOID_ORDERS, orders_in, read
 from protocol.access.key_list import add_key, list_keys
 from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode
@@ -147,7 +147,7 @@ class Hostile:
 
     def recorded_lies(self) -> int:
         """Lies that the learner recorded before it found the first one. Another actor's group may have come sooner."""
-        payloads = [one for one in Journal.read(self.journal).records() if not one.startswith(VOID_ORDER)]
+        payloads = [one for one in Journal.read(self.journal).records() if not one.startswith(VOID_ORDERS)]
         orders = [read(packed) for payload in payloads for packed in orders_in(payload).values()]
         return sum(is_same(group, self.lies.get(group.group_id)) for order in orders for group in order.groups)
 

@@ -7,8 +7,8 @@ An fsync takes as long for a hundred groups as for one, so what came together is
 Only training orders are recorded; an evaluation can be repeated. A recorded order must match the one that is asked for:
 the journal of another config is refused, not trained on. On a card, the size of a step is recorded too
 (learner/update/budget.py), and where a run has several ranks, so is their number from a step on. A void record cancels
-the records before it: of its step and of later steps (resample.py), or of one order, whose actor was caught lying
-(learner/orders/audited.py).
+the records before it: of its step and of later steps (resample.py), or of some orders, whose actor was caught lying
+(learner/orders/audited.py). Those of a step may depend on each other, so they are void by one record.
 
 After a checkpoint the journal may shrink:
 
@@ -36,7 +36,7 @@ from shared.config.processes import JournalConfig
 from shared.errors import DamageError
 
 VOID = b"void from step "
-VOID_ORDER = b"void order "
+VOID_ORDERS = b"void orders "
 SIZE = b"size of step "
 RANKS = b"ranks from step "
 
@@ -69,8 +69,8 @@ class JournalRecorder:
             self.found = before(self.found, voided)
             self.sizes = {step: size for step, size in self.sizes.items() if step < voided}
             return -1
-        if order_id := voided_order(payload):
-            self.found.pop(order_id, None)
+        if cancelled := voided_orders(payload):
+            self.found = without(self.found, cancelled)
             return -1
         if noted := size_from(payload):
             self.sizes |= noted
@@ -121,11 +121,10 @@ class JournalRecorder:
 
     def void(self, order_ids: Iterable[str]) -> None:
         """Cancel the records of these orders, which will be filled and recorded again."""
-        for order_id in order_ids:
-            if order_id in self.durable:
-                self.journal.append(VOID_ORDER + order_id.encode())
-                self.journal.sync()
-                self.durable.discard(order_id)
+        if recorded := [order_id for order_id in order_ids if order_id in self.durable]:
+            self.journal.append(VOID_ORDERS + " ".join(recorded).encode())
+            self.journal.sync()
+            self.durable.difference_update(recorded)
 
     def size_of(self, step: int) -> Size | None:
         return self.sizes.get(step)
@@ -225,8 +224,8 @@ def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
     for payload in records:
         if (voided := voided_from(payload)) is not None:
             index = before(index, voided)
-        elif order_id := voided_order(payload):
-            index.pop(order_id, None)
+        elif cancelled := voided_orders(payload):
+            index = without(index, cancelled)
         elif not size_from(payload) and not ranks_from(payload):
             for order_id, packed in orders_in(payload).items():
                 index.setdefault(order_id, packed)
@@ -266,6 +265,10 @@ def before(index: dict[str, bytes], step: int) -> dict[str, bytes]:
     return {order_id: payload for order_id, payload in index.items() if step_of(order_id) < step}
 
 
+def without(index: dict[str, bytes], order_ids: frozenset[str]) -> dict[str, bytes]:
+    return {order_id: payload for order_id, payload in index.items() if order_id not in order_ids}
+
+
 def pack_void(step: int) -> bytes:
     """The record that voids this step (from 0) and later ones."""
     return VOID + str(step).encode()
@@ -276,9 +279,9 @@ def voided_from(payload: bytes) -> int | None:
     return int(payload.removeprefix(VOID)) if payload.startswith(VOID) else None
 
 
-def voided_order(payload: bytes) -> str:
-    """The order that a void cancels; empty for another record."""
-    return payload.removeprefix(VOID_ORDER).decode() if payload.startswith(VOID_ORDER) else ""
+def voided_orders(payload: bytes) -> frozenset[str]:
+    """The orders that a void cancels; empty for another record."""
+    return frozenset(payload.removeprefix(VOID_ORDERS).decode().split() if payload.startswith(VOID_ORDERS) else ())
 
 
 def pack_size(step: int, size: Size) -> bytes:
@@ -348,7 +351,8 @@ def matching(order: Order, payload: bytes) -> FilledOrder:
     if filled.policy_version != order.policy_version or not fills(order, filled.groups):
         raise DamageError(
             f"The journal's record of order {order.order_id} does not fit this run's config and tasks;"
-            " restore config.json, or start a new run."
+            " restore config.json, have the step sampled again"
+            f" (`resume --resample-step {step_of(order.order_id) + 1}`), or start a new run."
         )
     return filled
 

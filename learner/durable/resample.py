@@ -5,7 +5,7 @@
 A void cancels every record before it of its step and of later steps, which may depend on it; records after it count.
 Nothing is removed from the journal, so a resumed run and a replay read the same, and a crash leaves either no void or a
 complete one. A step that is in a checkpoint was already learned from, so it is refused.
-A single order is voided by an audit only (orders/audited.py), before its step is used: the tasks of later steps may
+Single orders are voided by an audit only (orders/audited.py), before their step is used: the tasks of later steps may
 depend on all groups of a step.
 """
 

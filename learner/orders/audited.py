@@ -21,7 +21,7 @@ log = logging.getLogger("learner.orders.audited")
 Revoke = Callable[[str, str], None]
 """Accept no key of this actor any more; with the reason."""
 Void = Callable[[Iterable[str]], None]
-"""Cancel the records of these orders."""
+"""Cancel the records of these orders, all or none."""
 
 
 class AuditedOrders:
@@ -61,13 +61,13 @@ class AuditedOrders:
         """Whether somebody lied in these orders, which the mismatch gate did not let through: a check of all groups of
         actors that are checked at all. Then all of these orders are void, since some depend on others."""
         lies = self.audit.all_lies(self.claims({one.order_id: one for one in filled})) if self.audit else []
-        for lie in lies:
-            self.expel(lie, {})
         if lies:
             order_ids = [one.order_id for one in filled]
             self.void(order_ids)
             for order_id in order_ids:
                 self.link.filled_by.pop(order_id, None)
+        for lie in lies:
+            self.expel(lie, {})
         return bool(lies)
 
     def lies(self, filled: dict[str, FilledOrder]) -> list[Lie]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from learner.durable.checkpoint import Checkpoint, UnsavedCheckpoint
 from learner.durable.journal import Journal, segment_path
 from learner.durable.journal_format import SECTOR_BYTES
-from learner.durable.recorder import size_from, voided_from, voided_order
+from learner.durable.recorder import size_from, voided_from, voided_orders
 from learner.orders.orders import step_of
 from shared.run.run_dir import RunDir
 from tests.simulation.schedule import Death
@@ -117,8 +117,8 @@ def recorded_in(journal: Journal) -> list[str]:
     for payload in journal.reading().records():
         if (voided := voided_from(payload)) is not None:
             found = [order_id for order_id in found if step_of(order_id) < voided]
-        elif cancelled := voided_order(payload):
-            found.remove(cancelled)
+        elif cancelled := voided_orders(payload):
+            found = [order_id for order_id in found if order_id not in cancelled]
         else:
             found += orders_of(payload)
     return found

@@ -362,3 +362,19 @@ def test_a_void_of_an_order_is_durable_and_leaves_the_others(journal: Journal) -
     again = JournalRecorder(journal, 0, lambda group: None)
     assert again.find(orders[0]) is None and again.find(orders[1]) is not None
     assert journal.next_record == 2, "both orders are one record, and an evaluation is not in the journal"
+
+
+def test_the_orders_of_a_step_are_void_at_once_and_before_anybody_is_expelled(journal: Journal) -> None:
+    """A kill between two of them would leave a round of the step that no longer fits the round before it."""
+    trial, orders = Trial(journal, "liar"), toy_orders(count=3)
+    liar = trial.bench.actor("liar", num_credits=3)
+    trial.audited.submit(orders)
+    for order in orders:
+        trial.bench.deliver(liar, filled(order, POLICY))
+    found = trial.bench.dispatcher.collect(ids(orders))
+    before, voided_first = journal.next_record, list[bool]()
+    assert before == 3
+    trial.audited.revoke = lambda actor_id, reason: voided_first.append(journal.next_record == before + 1)
+    assert trial.audited.recheck(found) and voided_first == [True]
+    assert journal.next_record == before + 1 and not trial.bench.dispatcher.filled_by
+    assert index_records(journal.reading().records()) == JournalRecorder(journal, 0, lambda group: None).found == {}

@@ -251,7 +251,7 @@ def another(**changes: Any) -> Order:
 )
 def test_a_record_of_another_config_is_refused(journal: Journal, order: Order) -> None:
     recorder_of(journal).record([fill(toy_orders()[0])])
-    with pytest.raises(DamageError, match=r"order train/000000/u0000 .* restore config.json, or start a new run"):
+    with pytest.raises(DamageError, match=r"u0000 .* restore config.json, .*`resume --resample-step 1`"):
         recorder_of(journal).find(order)
     with pytest.raises(DamageError, match=r"order train/000000/u0000"):
         RecordedOrders(journal.reading().records()).submit([order])
