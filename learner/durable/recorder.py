@@ -143,9 +143,9 @@ class JournalRecorder:
             self.append_ranks({self.first_step: ranks})
 
     def append_ranks(self, changed: dict[int, int]) -> None:
-        for step, ranks in sorted(changed.items()):
-            self.journal.append(pack_ranks(step, ranks))
-            self.journal.sync()
+        """As one record: a kill between two of them would lose the later changes."""
+        self.journal.append(pack_ranks(changed))
+        self.journal.sync()
         self.ranks = from_now_on(self.ranks, changed)
 
     def is_durable(self, order_id: str) -> bool:
@@ -297,17 +297,17 @@ def size_from(payload: bytes) -> dict[int, Size]:
     return {step: Size(tokens=tokens, rows=rows)}
 
 
-def pack_ranks(step: int, ranks: int) -> bytes:
-    """The record of how many ranks compute from this step (from 0) on."""
-    return RANKS + b"%d %d" % (step, ranks)
+def pack_ranks(changed: Mapping[int, int]) -> bytes:
+    """The record of how many ranks compute, by the step (from 0) from which on they do."""
+    return RANKS + b" ".join(b"%d %d" % one for one in sorted(changed.items()))
 
 
 def ranks_from(payload: bytes) -> dict[int, int]:
-    """The step and their number; empty for another record."""
+    """Their number by step; empty for another record."""
     if not payload.startswith(RANKS):
         return {}
-    step, ranks = map(int, payload.removeprefix(RANKS).split())
-    return {step: ranks}
+    numbers = list(map(int, payload.removeprefix(RANKS).split()))
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def records_of(

@@ -72,6 +72,14 @@ def test_a_journal_that_forgets_its_beginning_still_knows_the_ranks(journal: Jou
     assert min(journal.firsts) > 1 and [ranks_at(found(journal), step) for step in (5, 9)] == [4, 4]
 
 
+def test_the_ranks_are_kept_by_one_record_so_a_kill_loses_none(journal: Journal) -> None:
+    recorder = started(journal, 20, 2)
+    before = journal.next_record
+    recorder.forget_before(10)
+    assert journal.next_record == before + 1
+    assert found(journal) == recorder.ranks == {10: 1, 20: 2}
+
+
 def test_a_replay_goes_from_change_to_change() -> None:
     assert stretches({}, 0, 6) == [(0, 6)]
     assert stretches({0: 2, 3: 4, 6: 1}, 0, 6) == [(0, 3), (3, 6)]
