@@ -101,6 +101,10 @@ def refuse_dtype(form: "Form", dtype: str) -> None:
 
 def refuse_taken(out: Path) -> None:
     with disk_errors(out):
+        if os.path.ismount(out):
+            raise RunDirError(
+                f"{out} is where a disk is mounted, which no export can replace; choose a folder inside it."
+            )
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RunDirError(f"{out} exists and is not empty; choose another --out.")
         if out.is_dir() and out.samefile(Path()):

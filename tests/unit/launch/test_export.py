@@ -243,6 +243,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     monkeypatch.chdir(here)
     assert ". is the current folder" in refused(run, capsys, "--out", ".")
     assert "is the current folder" in refused(run, capsys, "--out", str(here))
+    assert "choose a folder inside it" in refused(run, capsys, "--out", "/")
     assert "no checkpoint of step 9; there are: 5" in refused(run, capsys, "--checkpoint", "9", "--out", out)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     assert "set HF_TOKEN in the environment" in refused(run, capsys, "--push", "me/model", "--out", out)
