@@ -7,6 +7,7 @@ checked before anything is written, and is sent to the hub only.
 """
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,8 @@ def run_export(
     found = write(Export(run=run, config=config, checkpoint=chosen, form=form, dtype=DTYPES[dtype]), out)
     print(f"step {chosen.step} of {directory} as {form} in {out}\n{found.sentence()}")
     if form == "gguf-ready":
-        print(f"next: python convert_hf_to_gguf.py {out} --outfile {out}/model.gguf --outtype bf16")
+        words = ("python", "convert_hf_to_gguf.py", str(out), "--outfile", str(out / "model.gguf"), "--outtype", "bf16")
+        print(f"next: {shlex.join(words)}")
     if repo:
         print(f"pushed to {push(out, repo, f'Step {chosen.step}, {form}', lambda: connect(token))}")
     return 0
@@ -195,6 +197,6 @@ def push(folder: Path, repo: str, message: str, connect: Callable[[], Hub]) -> s
     except (HTTPError, HFValidationError, OSError, RuntimeError) as error:
         raise RunDirError(
             f"The hub did not accept {repo}: {in_words(error)}; the export is complete in {folder}. To push it"
-            f" again, use `hf upload {repo} {folder}`."
+            f" again, use `{shlex.join(('hf', 'upload', repo, str(folder)))}`."
         ) from error
     return f"https://huggingface.co/{repo} ({seen_by})"

@@ -1,6 +1,7 @@
 """What `export` writes beside the numbers (test_families.py has those): files, the card, refusals, and the hub."""
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,18 @@ def test_gguf_ready_names_the_rotary_base_as_older_readers_do(run: RunDir) -> No
     assert config["rope_scaling"]["factor"] == 8.0 and "rope_theta" not in config["rope_scaling"]
     assert AutoConfig.from_pretrained(out).rope_parameters["rope_theta"] == LLAMA3_ROPE["rope_theta"]
     assert "convert_hf_to_gguf.py" in (out / "README.md").read_text()
+
+
+def test_the_next_command_can_be_pasted_also_for_a_folder_with_a_space(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my model"
+    assert main(["export", str(run.path), "--out", str(out), "--as", "gguf-ready"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
+    words = ["python", "convert_hf_to_gguf.py", str(out), "--outfile", f"{out}/model.gguf", "--outtype", "bf16"]
+    assert shlex.split(line.removeprefix("next: ")) == words
+    with pytest.raises(RunDirError, match=r"`hf upload me/model '.*/my model'`"):
+        push(out, "me/model", "words", lambda: NotedHub(OSError("no route")))
 
 
 def test_older_readers_learn_which_part_of_a_head_is_rotated() -> None:
