@@ -97,7 +97,12 @@ def size(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
     """Writes a file with a number for a name, because the final name contains the number of all files."""
-    save_tensors(tensors, folder / f"shard-{number}")
+    file = folder / f"shard-{number}"
+    # What safetensors writes only its owner may read. A new file shows what the umask allows.
+    file.touch(0o644)
+    mode = file.stat().st_mode & 0o777
+    save_tensors(tensors, file)
+    file.chmod(mode)
     return list(tensors)
 
 

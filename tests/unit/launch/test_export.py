@@ -1,6 +1,7 @@
 """What `export` writes beside the numbers (test_families.py has those): files, the card, refusals, and the hub."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,18 @@ def test_a_large_model_comes_in_several_files_that_transformers_reads(source: Pa
             assert {name for name, where in index["weight_map"].items() if where == file} == set(reader.keys())
     one, many = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, cut))
     assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_weights_may_be_read_by_whom_the_umask_lets(run: RunDir, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        out = export(run, "--as", "merged")
+        assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
+        os.umask(0o027)
+        write_weights(tmp_path, iter([("weight", torch.zeros(2))]))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 def test_an_adapter_of_another_model_is_refused(source: Path) -> None:
