@@ -49,6 +49,7 @@ class AccessCheck:
 
     def __init__(self, inside: ASGIApp, port: int, token: str) -> None:
         self.inside = inside
+        self.port = port
         self.hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
         self.cookie = f"tandem-{port}"
         self.token = token
@@ -63,13 +64,20 @@ class AccessCheck:
         """For requests that another site may have caused; None for others."""
         host = headers.get("host", "")
         if host not in self.hosts:
-            return refused("this page is only at 127.0.0.1, not at another name")
+            return refused(self.where(host))
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return refused("another site asked for it")
         origin = headers.get("origin")
         if origin != f"http://{host}" and (origin is not None or method not in READING):
             return refused("another site asked for it")
         return None
+
+    def where(self, host: str) -> str:
+        """The page is, for a browser that asked for another host. A forwarded port may have another number."""
+        if host.partition(":")[0] in {ours.partition(":")[0] for ours in self.hosts}:
+            port = self.port
+            return f"this page is at port {port} alone: forward the same port, ssh -L {port}:127.0.0.1:{port} MACHINE"
+        return "this page is only at 127.0.0.1, not at another name"
 
     def entry(self, scope: Scope) -> Response | None:
         """A redirect that sets the cookie if the address has the right token, and removes it there; None if

@@ -83,6 +83,15 @@ def test_another_name_or_site_is_refused_even_with_the_cookie(page: Window, head
     assert page.get("/api/runs", **headers).status == 403
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000", "127.0.0.1"])
+def test_a_forwarded_port_of_another_number_is_named(page: Window, host: str) -> None:
+    answer = page.get("/", Host=host)
+    assert answer.status == 403
+    words = f"this page is at port {page.port} alone: forward the same port, ssh -L {page.port}:127.0.0.1:{page.port}"
+    assert words in answer.body.decode()
+    assert b"not at another name" in page.get("/", Host="evil.example:9000").body
+
+
 def test_our_own_page_may_ask(page: Window) -> None:
     own = f"http://127.0.0.1:{page.port}"
     assert page.get("/api/runs", Origin=own, Sec_Fetch_Site="same-origin").status == 200
