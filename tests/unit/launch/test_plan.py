@@ -54,7 +54,6 @@ def plan(shape: ModelShape, one: Work, free: int | None) -> Plan:
 
 
 def test_the_whole_run_waits_for_every_evaluation_unless_another_process_makes_them() -> None:
-    # After 2, 4, 6 and 8 of 10 steps, besides the first and the last.
     for beside, waited_for in ((False, 6), (True, 1)):
         one = work(eval={"problems": 30, "every": 2, "beside": beside})
         found = plan(HALF, one, None)
