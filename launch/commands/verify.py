@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,15 @@ def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:
 
 def job(row: Row) -> ScoreJob:
     """The file does not say whether a completion reached a cap, so none counts as truncated."""
-    answer = row.answer if isinstance(row.answer, str) else str(row.answer)
-    return ScoreJob(
-        prompt="", completion=row.completion, completion_ids=[], truncated=False, columns={"answer": answer}
-    )
+    columns = {"answer": as_text(row.answer)}
+    return ScoreJob(prompt="", completion=row.completion, completion_ids=[], truncated=False, columns=columns)
+
+
+def as_text(answer: str | int | float) -> str:
+    """A number as a plain decimal, without an exponent and without `.0`: 1e-05 is 0.00001, and 18.0 is 18."""
+    if isinstance(answer, str):
+        return answer
+    return format(Decimal(repr(answer)), "f").removesuffix(".0")
 
 
 def result(row: Row, verdict: Verdict) -> dict[str, Any]:

@@ -38,6 +38,22 @@ def test_rows_come_out_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_as_answer_is_compared_as_a_plain_decimal(tmp_path: Path) -> None:
+    pairs = [
+        ("0.00001", 1e-05),
+        ("18", 18.0),
+        ("100000000000000000000", 1e20),
+        ("2.5", 2.5),
+        ("-0.3", -0.3),
+        ("7", 8.0),
+    ]
+    rows = [{"id": number, "completion": f"#### {text}", "answer": gold} for number, (text, gold) in enumerate(pairs)]
+    for kind in ("exact", "math"):
+        done = verify(tmp_path, "\n".join(map(json.dumps, rows)), "--kind", kind)
+        assert done.returncode == 0, done.stderr
+        assert [row["outcome"] for row in scores(tmp_path)] == ["correct"] * 5 + ["wrong"]
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     done = verify(tmp_path, "\ufeff" + "\r\n".join(map(json.dumps, ROWS[:2])) + "\r\n")
     assert done.returncode == 0, done.stderr
