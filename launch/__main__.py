@@ -7,6 +7,7 @@ it found an error, `replay` if the adapters differ, `plan` with 2 if the run doe
 No module of Tandem, and no library, is imported before `main` can handle Ctrl-C.
 """
 
+import io
 import os
 import select
 import sys
@@ -24,10 +25,19 @@ CLOSED_PIPE = 141
 def main(argv: list[str], *, program: str = "python -m launch", system: str = sys.platform) -> int:
     """Returns the exit code. program: what the user called. system: of this machine."""
     try:
+        escape_what_cannot_be_spelled()
         return run_safely(argv, program, system)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def escape_what_cannot_be_spelled() -> None:
+    """Names of files and texts of models may have characters that the encoding of a terminal lacks."""
+    for output in (sys.stdout, sys.stderr):
+        # A caller may have put another kind of stream there.
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
 
 
 def tandem() -> int:

@@ -1,5 +1,8 @@
 """`report`: one HTML page without a script and without a request, whatever was written into an answer."""
 
+import os
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from tests.support.fakes import toy_evaluation
 from tests.support.rollouts import rollout_group, rollout_sample, write_groups
 from tests.support.run_files import metrics_row, write_run
 
+ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = (
     "</pre><script>alert(1)</script> <img src=x onerror=alert(2)> \x1b[2J \x00 ' onclick='a \" ]]> {{ 7 * 7 }} &lt;"
 )
@@ -95,6 +99,14 @@ def test_a_run_is_shown_on_one_page(tmp_path: Path) -> None:
         assert words.replace("finished:", "finished") in page.text, words
     assert page.tags.count("h1") == 1 and ("lang", "en") in page.attributes
     assert page.tags.count("svg") >= 6
+
+
+def test_a_name_that_the_output_cannot_spell_is_written_as_an_escape(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "launch", "report", str(made(tmp_path / "run").path), "--out", "\u00fc.html"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xfc.html" in done.stdout and (tmp_path / "\u00fc.html").is_file()
 
 
 def test_nothing_is_loaded_and_nothing_can_run(tmp_path: Path) -> None:
