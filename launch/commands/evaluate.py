@@ -1,7 +1,8 @@
 """`eval`: accuracy of a checkpoint of a run, or of its base, with 95 % intervals. Runs in this process alone.
 
 Uses the run's held-out tasks, or with --test the test set (`tasks.test`), which training never reads. Writes
-eval/<label>.json and .md; the label of a test set ends in `-test`. `compare` reads the JSON. Progress goes to stderr.
+eval/<label>.json and .md; the label of a test set ends in `-test`. An evaluation of other tasks, draws or caps is never
+replaced: the new one then has a longer label such as `base-n4x8`. `compare` reads the JSON. Progress goes to stderr.
 On a card it takes turns with the processes of runs. `--follow` evaluates while a run trains (launch/evaluator).
 """
 
@@ -24,7 +25,7 @@ from shared.config.processes import EvalConfig, sent_dtype
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.process.entry_point import keep_to_itself
-from shared.run.evaluation import Evaluation, write_evaluation
+from shared.run.evaluation import Evaluation, free_label, write_evaluation
 from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
 
@@ -56,6 +57,7 @@ def evaluate_run(
         adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""
         found = evaluate(evaluator, chosen, adapter, of="-test" if test else "")
     found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
+    found = structs.replace(found, label=free_label(run.eval, found))
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
     print_evaluation(make_console(), found)

@@ -4,6 +4,7 @@ Left out on purpose: whole completions of all tasks. The last words of each gree
 """
 
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -137,6 +138,12 @@ class Evaluation(Record, frozen=True, kw_only=True):
         }
         return {name: way for name, way in found.items() if way}
 
+    def kind(self) -> tuple[object, ...]:
+        """Tasks, verifier, and caps, draws and temperature of each way: what two have in common that can be compared
+        in all their figures."""
+        ways = {name: (way.cap, way.draws, way.temperature) for name, way in self.ways().items()}
+        return self.tasks_sha256, self.verifier, ways
+
 
 def share_of(values: list[float]) -> Share:
     """values: one number for each task."""
@@ -165,6 +172,19 @@ def figures(evaluation: Evaluation) -> dict[str, float]:
 
 def right(evaluation: Evaluation) -> list[float]:
     return [float(task.greedy == "correct") for task in evaluation.task_results]
+
+
+def free_label(folder: Path, found: Evaluation) -> str:
+    """The label under which it replaces no evaluation of another kind: its own, or `base-n4x8` for 4 tasks of 8 draws,
+    `base-n4x8-cap512` with a long cap."""
+    longer = f"{found.label}-n{found.n}x{found.sampled.draws}"
+    if long := found.long_greedy:
+        longer += f"-cap{long.cap}"
+    for label in chain((found.label, longer), (f"{longer}-{number}" for number in count(2))):
+        kept = read_evaluation(folder / f"{label}.json")
+        if kept is None or kept.kind() == found.kind():
+            return label
+    raise AssertionError("the numbers do not end")
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:

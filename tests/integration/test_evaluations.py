@@ -76,6 +76,10 @@ def test_the_test_set_is_read_by_eval_when_it_is_asked_for_and_never_by_a_run(tm
     found = report(out, "step-000001-test")
     assert (found["n"], found["source"]) == (5, f"{data} test")
     assert found["tasks_sha256"] != report(out, "final")["tasks_sha256"]
+    base = report(out, "base")
+    assert launch("eval", out, "--base", "--problems", "2").returncode == 0
+    assert report(out, "base") == base
+    assert report(out, f"base-n2x{base['sampled']['draws']}")["n"] == 2
     (data / "test.jsonl").unlink()
     refused = launch("eval", out, "--test")
     assert refused.returncode == 2 and "has no test set; name one with tasks.test" in refused.stderr
