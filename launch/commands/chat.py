@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actor.engines.hf_engine import stream
-from launch.commands.generate import open_policy
+from launch.commands.generate import open_policy, opening_of
 from protocol.messages import Sampling
 from protocol.plain_text import for_terminal
 from shared.config.processes import is_folded
@@ -63,7 +63,7 @@ class Conversation:
         opening: ChatMessages,
         adapter: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """opening: the system prompt, if there is one. adapter: switches it as this policy needs it."""
+        """opening: what the run shows before a question. adapter: switches it as this policy needs it."""
         self.name = name
         self.policy = policy
         self.prompter = prompter
@@ -139,12 +139,11 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
 
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
-    prompter = load_prompter(base.folder)
+    prompter = load_prompter(base.folder, config.environment)
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     policy = load_policy(base, config.model, config.lora, device, dtype)
-    system = config.tasks.system_prompt
-    opening = [{"role": "system", "content": system}] if system else []
+    opening = opening_of(config)
     conversations = [Conversation("base", policy, prompter, opening, policy.adapter.switched_off)]
     if checkpoint is not None:
         install_adapter(policy.adapter, checkpoint.files[ADAPTER])

@@ -1,6 +1,7 @@
 """`generate`: completions of the trained policy or the base, for one prompt or a file of prompts.
 
-Prompts go through the model's chat template, with the system prompt of the run.
+Prompts go through the model's chat template, with what the run shows before a question: its tools, its system prompt,
+and the examples of `tasks.few_shot`. These come from its training data; without it they are left out, and that is said.
 """
 
 import json
@@ -25,7 +26,7 @@ from shared.seeding import sample_seeds
 
 if TYPE_CHECKING:
     from actor.engines.engine import Engine
-    from shared.model.prompt import Prompter
+    from shared.model.prompt import Message, Prompter, Shots
 
 
 def generate_completions(
@@ -52,7 +53,9 @@ def generate_completions(
     engine, prompter = build_engine(config)
     if chosen is not None:
         engine.install(chosen.step, chosen.files[ADAPTER])
-    completions = complete(engine, prompter, prompts, config.tasks.system_prompt, sampling, seed)
+    opening = opening_of(config)
+    chats = [[*opening, {"role": "user", "content": prompt}] for prompt in prompts]
+    completions = complete(engine, prompter, chats, sampling, seed)
     if out is None:
         print("\n\n".join(map(for_terminal, completions)))
         return 0
@@ -89,20 +92,38 @@ def decoded(line: bytes, source: Path | None, number: int) -> str:
         raise DataError(f"--in got {source}, which is not UTF-8 in line {number}; save it as UTF-8.") from error
 
 
-def complete(
-    engine: "Engine", prompter: "Prompter", prompts: Sequence[str], system: str, sampling: Sampling, seed: int
-) -> list[str]:
-    """One completion of each prompt."""
+def opening_of(config: Config) -> list["Message"]:
+    """What the run shows before a question."""
     from shared.model.prompt import conversation
 
+    return conversation("", config.tasks.system_prompt, shots_of(config))[:-1]
+
+
+def shots_of(config: Config) -> "Shots":
+    """The first training rows. None of them if the data is not there any more."""
+    if not config.tasks.few_shot:
+        return ()
+    from learner.tasks.tasks import examples, load_rows
+
+    try:
+        return examples(load_rows(config.tasks, config.verifier.kind)[0], config.tasks)
+    except DataError as error:
+        print(f"warning: the examples of tasks.few_shot are left out: {error}", file=sys.stderr)
+        return ()
+
+
+def complete(
+    engine: "Engine", prompter: "Prompter", chats: Sequence[Sequence["Message"]], sampling: Sampling, seed: int
+) -> list[str]:
+    """One completion of each conversation."""
     groups = tuple(
         GroupOrder(
             group_id=f"generate/{index}",
-            prompt_ids=np.array(prompter.chat_ids(conversation(prompt, system)), dtype=np.int32),
+            prompt_ids=np.array(prompter.chat_ids(chat), dtype=np.int32),
             columns={},
             seeds=sample_seeds(seed, "generate", 0, index, 1),
         )
-        for index, prompt in enumerate(prompts)
+        for index, chat in enumerate(chats)
     )
     completions = engine.generate(groups, sampling, lambda ended: None)
     return [prompter.text(samples[0].ids.tolist()) for samples in completions]

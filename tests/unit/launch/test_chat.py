@@ -21,11 +21,13 @@ from launch.commands.chat import (
     Replies,
     ask,
     converse,
+    open_conversations,
     print_in_turn,
     questions,
     show_in_columns,
 )
-from launch.commands.generate import read_prompts
+from launch.commands.generate import opening_of, read_prompts
+from launch.presets.load import load_config
 from launch.ui import chat_process
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
@@ -306,3 +308,19 @@ def test_a_file_that_has_no_prompts_to_read_is_refused(tmp_path: Path, content: 
     with pytest.raises(DataError) as caught:
         read_prompts(file)
     assert str(caught.value) == f"--in got {file}, {words}"
+
+
+def test_a_chat_shows_the_tools_of_the_run() -> None:
+    (base,) = open_conversations(load_config("calculator"), None)
+    shown = base.prompter.as_the_model_sees(base.prompt_ids("What is 3 + 4?", GREEDY))
+    assert json.loads(base.prompter.tools)[0]["function"]["name"] in shown
+
+
+def test_a_chat_and_a_prompt_come_after_the_examples_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config("embedded", ["tasks.few_shot=2"])
+    (base,) = open_conversations(config, None)
+    assert [message["role"] for message in base.opening[-4:]] == ["user", "assistant"] * 2
+    assert opening_of(config) == base.opening
+    gone = load_config("embedded", ["tasks.few_shot=2", "tasks.source=gone.jsonl"])
+    assert opening_of(gone) == opening_of(load_config("embedded"))
+    assert "the examples of tasks.few_shot are left out: " in capsys.readouterr().err
