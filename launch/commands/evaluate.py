@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -26,8 +27,8 @@ from shared.config.tree import Config
 from shared.errors import DataError
 from shared.process.entry_point import keep_to_itself
 from shared.run.evaluation import Evaluation, free_label, write_evaluation
-from shared.run.files import write_whole
-from shared.run.run_dir import RunDir
+from shared.run.files import disk_errors, make_folder, write_whole
+from shared.run.run_dir import RUN_DIR, RunDir
 
 if TYPE_CHECKING:
     from actor.rollout import Beat
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from learner.evaluation.evaluate import Evaluator
     from learner.tasks.tasks import Task
     from shared.model.prompt import Prompter
+
+PROBE_BYTES = 64 * 1024
+"""About what an evaluation takes of a disk."""
 
 
 def evaluate_run(
@@ -50,6 +54,7 @@ def evaluate_run(
     """Evaluate, print, and write to eval/."""
     keep_to_itself()
     run, config = open_run(directory, compute_as="actor")
+    refuse_unwritable(run.eval)
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
@@ -57,12 +62,24 @@ def evaluate_run(
         adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""
         found = evaluate(evaluator, chosen, adapter, of="-test" if test else "")
     found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
-    found = structs.replace(found, label=free_label(run.eval, found))
-    file = write_evaluation(run.eval, found)
-    write_whole(file.with_suffix(".md"), markdown(found).encode())
+    # Before it is written: the disk may be full by now.
     print_evaluation(make_console(), found)
+    label = free_label(run.eval, found)
+    if label != found.label:
+        print(f"'{found.label}' is an evaluation of other tasks, draws or caps and stays; this one is '{label}'")
+        found = structs.replace(found, label=label)
+    file = write_evaluation(run.eval, found)
+    write_whole(file.with_suffix(".md"), markdown(found).encode(), place=RUN_DIR)
     print(f"written to {file} and {file.with_suffix('.md').name}")
     return 0
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Nothing is computed whose result could not be kept."""
+    make_folder(folder, place=RUN_DIR)
+    with disk_errors(folder, RUN_DIR), TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(PROBE_BYTES))
+        probe.flush()
 
 
 def say_how_far(filled: int, wanted: int) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from shared.errors import DamageError
 from shared.run.files import write_whole
+from shared.run.run_dir import RUN_DIR
 from shared.statistics import wilson
 
 
@@ -189,7 +190,7 @@ def free_label(folder: Path, found: Evaluation) -> str:
 
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     file = folder / f"{evaluation.label}.json"
-    write_whole(file, msgspec.json.format(msgspec.json.encode(evaluation), indent=2))
+    write_whole(file, msgspec.json.format(msgspec.json.encode(evaluation), indent=2), place=RUN_DIR)
     return file
 
 

@@ -1,4 +1,5 @@
-"""`--out FILE`: a file gets its name by a rename, so what is there is replaced; what must stay is refused first."""
+"""Where commands write. `--out FILE`: a file gets its name by a rename, so what is there is replaced; what must stay is
+refused first. `eval`: into the run, or nothing is computed."""
 
 import os
 from pathlib import Path
@@ -64,3 +65,14 @@ def test_out_replaces_no_file_of_a_run_but_its_report(tmp_path: Path, capsys: py
     assert (run / "config.json").read_bytes() == before
     for out in (run / "report.html", run / "report.html", run / "new.html"):
         assert main(["report", str(run), "--out", str(out)]) == 0
+
+
+def test_eval_computes_nothing_for_a_run_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["run", "--prepare", "--out", str(out)]) == 0
+    (out / "eval").rmdir()
+    (out / "eval").write_text("")
+    said = refused(["eval", str(out), "--base"], capsys)
+    assert f"{out / 'eval'} cannot be used" in said and "choose a run directory" in said
