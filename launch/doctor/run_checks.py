@@ -104,8 +104,8 @@ def needed_bytes(machine: Machine) -> int:
     shape = known(machine.model).shape
     if isinstance(shape, Missing):
         return max(MIN_FREE_BYTES, bytes_needed(machine.config, 0, first_step=0))
-    rank = machine.config.lora.largest_rank
-    adapter, anchor = adapter_bytes(rank, shape), anchor_bytes(rank, machine.config.curriculum, shape)
+    lora_rank = machine.config.lora.largest_rank
+    adapter, anchor = adapter_bytes(lora_rank, shape), anchor_bytes(lora_rank, machine.config.curriculum, shape)
     return max(MIN_FREE_BYTES, bytes_needed(machine.config, adapter, first_step=0, anchor_bytes=anchor))
 
 

@@ -27,18 +27,18 @@ from shared.errors import ModelError
 from shared.run.forecast import Figures
 
 QUESTION_TOKENS = 64
-"""Of a question with its chat template: about what GSM8K has."""
+"""Length of a question with its chat template, about that of GSM8K's."""
 SOLUTION_TOKENS = 100
-"""Of a solved example there."""
+"""Length of a solved example of GSM8K, about."""
 CHARACTERS_PER_TOKEN = 4
 CUDA_RUNTIME_BYTES = 1500 * MIB
-"""A process on a card, in host memory."""
+"""What CUDA takes of the host's memory for a process that computes on a card."""
 STEPPED_COPIES = 4
-"""Of the adapter with compute.parallel = "zero2": values, gradient and two moments."""
+"""Copies of the adapter in host memory with compute.parallel = "zero2": values, gradient and two moments."""
 FEWEST_AT_ONCE = 8
-"""Completions. A token step of fewer takes about as long, so an order would only take longer."""
+"""Completions decoded at once. A token step of fewer takes about as long, so an order would only take longer."""
 EMBEDDED = Lengths(prompt=46, completion=22, longest=30)
-"""The embedded model answers its own problems in so many tokens; longest: of a usual step."""
+"""Tokens of the embedded model on its own problems. `longest` is the longest completion of a usual step."""
 
 
 class NoPlan(Exception):
@@ -100,8 +100,8 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         rollout=rollout,
         batch=config.batch,
         passes=passes_of(config.loss, config.teacher, min(config.batch.updates, config.most_prompts)),
-        evaluation=config.eval,
-        rank=config.lora.largest_rank,
+        eval=config.eval,
+        lora_rank=config.lora.largest_rank,
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
@@ -180,7 +180,7 @@ def make_plan(
             busy = actor.busy or learner.busy
             time = step_time(shape, work, actor, learner)
             evaluation = evaluation_s(shape, work, actor)
-            total = total_s(time, evaluation, steps=steps, evaluations=waited_for(work.evaluation, steps))
+            total = total_s(time, evaluation, steps=steps, evaluations=waited_for(work.eval, steps))
         except NotMeasured as error:
             why = str(error)
     return Plan(
@@ -333,8 +333,7 @@ class MemoryBesideCard:
     """At the peak."""
 
 
-def memory_beside_card(shape: ModelShape, rank: int, parallel: Parallel) -> MemoryBesideCard:
-    """rank: of the adapter."""
-    stepped = STEPPED_COPIES * adapter_bytes(rank, shape) if parallel == "zero2" else 0
+def memory_beside_card(shape: ModelShape, lora_rank: int, parallel: Parallel) -> MemoryBesideCard:
+    stepped = STEPPED_COPIES * adapter_bytes(lora_rank, shape) if parallel == "zero2" else 0
     started = 2 * CUDA_RUNTIME_BYTES + stepped
     return MemoryBesideCard(started=started, total=started + shape.file_bytes)

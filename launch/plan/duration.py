@@ -7,13 +7,14 @@
               / ranks of the learner, as if there were cores for all, + updates x optimizer
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
-an update costs its arithmetic. What layers do besides is counted by layers and by the values that their products give.
+an update costs its arithmetic. What layers do besides products takes a time for each layer, and one for each value that
+their products give.
 `benchmarks/predicted.py` compares predictions with runs.
 Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
 Left out: idle groups, which teach nothing and cost no update unless the loss has a KL; groups that replace them; the
 pass of [constraint] over the completions that it penalises; the longer prompts of a teacher; time that a user's reward
-takes; a `lora.rank` other than the default; and what modules take beyond layers of our own.
+takes; a `lora.rank` other than the default; and that layers which are computed by transformers' modules take longer.
 """
 
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from launch.plan.machine import SAMPLER_ROWS, OtherTimes, Speed, between
 from launch.plan.memory import Work, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 
-STEP_CALLS = 500
+TOKEN_STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
-ROUNDING = 0.01
-"""A share of the head that is as good as all of it."""
+NEARLY_ALL = 0.99
+"""A head of which this share is packed counts as packed: sizes are rounded to whole bytes."""
 OPTIMIZER_PASSES = 16
 """How often clipping and AdamW read and write a value of the adapter."""
 ORDER_S = 0.02
@@ -66,9 +67,7 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     tokens = groups * lengths.prompt
-    prefill = shape.linear * speed.product_s(tokens) + beside_products_s(
-        shape, in_token_step(shape, work, speed), tokens
-    )
+    prefill = shape.linear * speed.product_s(tokens) + other_layer_s(shape, in_token_step(shape, work, speed), tokens)
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates, lengths.longest
     if work.packs_for(shape, longest):
@@ -96,7 +95,7 @@ class Packed:
         packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(shape, cap) else 0.0
         layers = 0.0 if work.codes_for(shape, rows) or not shape.own_layers else min(1.0, packed / shape.linear)
         head = (packed - layers * shape.linear) / (shape.vocabulary * shape.hidden)
-        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=work.has_eight_bit_head(shape))
+        return Packed(layers=layers, head=float(head > NEARLY_ALL), eight_bit=work.has_eight_bit_head(shape))
 
 
 def token_step_s(
@@ -111,22 +110,22 @@ def token_step_s(
     times = rates.packed if packed.head else rates.product
     if packed.eight_bit and rates.eight_bit:
         times = rates.eight_bit
-    of_head = rates.head_step + between(times, rows) - speed.product_s(SAMPLER_ROWS)
+    of_head = rates.head_token_step + between(times, rows) - speed.product_s(SAMPLER_ROWS)
     head = shape.vocabulary * shape.hidden * max(of_head, times[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
-    cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    beside = beside_products_s(shape, in_token_step(shape, work, speed), rows)
-    return products + head + sampler + cache + beside + STEP_CALLS * speed.operation
+    cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.byte
+    beside = other_layer_s(shape, in_token_step(shape, work, speed), rows)
+    return products + head + sampler + cache + beside + TOKEN_STEP_CALLS * speed.operation
 
 
 def in_token_step(shape: ModelShape, work: Work, speed: Speed) -> OtherTimes:
     """What a layer takes in a token step besides its products with the base, or with its sum with the adapter."""
     layer = speed.rates.layer
-    return layer.folded_step if work.folds(shape) else layer.step
+    return layer.folded_token_step if work.folds(shape) else layer.token_step
 
 
-def beside_products_s(shape: ModelShape, times: OtherTimes, tokens: float) -> float:
+def other_layer_s(shape: ModelShape, times: OtherTimes, tokens: float) -> float:
     """Seconds of all layers besides their products with the base."""
     return shape.layers * times.calls + tokens * shape.outputs * times.per_value
 
@@ -143,18 +142,18 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     runs = (largest,) if shape.own_layers else (used, largest - used)
     products = shape.linear * sum(speed.product_s(rows) for rows in runs)
     # Half of it counts as forward, half as backward.
-    beside = beside_products_s(shape, rates.layer.update, largest) / 2
+    beside = other_layer_s(shape, rates.layer.update, largest) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * rates.head * used
     with_gradient = (2 if work.recomputes else 1) * forward + backward + head
     computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
-    optimizer = OPTIMIZER_PASSES * adapter_bytes(work.rank, shape) * speed.element
+    optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte
     return batches / work.ranks * computed + passes.updates * optimizer
 
 
 def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     """One evaluation: a greedy completion of each problem and the sampled ones, at each of its caps."""
-    evaluation, usual = work.evaluation, work.lengths
+    evaluation, usual = work.eval, work.lengths
     if not evaluation.problems:
         return 0.0
     seconds = 0.0

@@ -10,7 +10,7 @@
     layer       seconds of a layer besides its products, in a token step and in an update: for its calls, and for each
                 value that a product gives
     operation   seconds of an operation on a tensor so small that only the call counts
-    element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
+    byte        seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
 
 Weights of 64 MB are used in turn, so that they come from memory and not from a processor's cache, as in a real model.
 Products, head and sampler are measured by calling the functions of a run. The measurement has a process of its own,
@@ -47,7 +47,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 17
+FORMAT = 18
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -69,9 +69,9 @@ class OtherTimes(msgspec.Struct, frozen=True, kw_only=True):
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Of one layer, besides its products with the base."""
 
-    step: OtherTimes
+    token_step: OtherTimes
     """In a token step."""
-    folded_step: OtherTimes
+    folded_token_step: OtherTimes
     """The same with sums of base and adapter."""
     update: OtherTimes
     """In an update of one micro-batch, forward and backward."""
@@ -86,7 +86,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per weight for the last of ROWS."""
     head: float
     """Seconds per weight of the head and row, forward and backward."""
-    head_step: float
+    head_token_step: float
     """Seconds per weight of the head for the logits of SAMPLER_ROWS rows."""
     packed: tuple[float, ...]
     """As `product`, with packed weights."""
@@ -109,8 +109,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per row and token of the vocabulary."""
     operation: float
     """Seconds."""
-    element: float
-    """Seconds per byte."""
+    byte: float
+    """Seconds for each byte that an operation on a large tensor reads, or writes to memory that is new to it."""
     busy: bool = False
     """Whether many other threads ran just before or after it."""
 
@@ -217,10 +217,11 @@ def read(file: Path) -> Measured | None:
 def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     one, few = speed.rates, sum(rows <= CODED_ROWS for rows in ROWS)
-    times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_step]
-    times += [speed.sampler, speed.operation, speed.element]
+    times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_token_step]
+    times += [speed.sampler, speed.operation, speed.byte]
     layer = one.layer
-    times += [time for part in (layer.step, layer.folded_step, layer.update) for time in (part.calls, part.per_value)]
+    parts = (layer.token_step, layer.folded_token_step, layer.update)
+    times += [time for part in parts for time in (part.calls, part.per_value)]
     is_whole = len(one.product) == len(one.packed) == len(ROWS)
     is_whole = is_whole and len(one.coded) in (0, few) and len(one.eight_bit) in (0, len(ROWS))
     return is_whole and all(math.isfinite(t) and t > 0 for t in times)

@@ -63,7 +63,7 @@ SHALLOW, DEEP, TURNS = 2, 8, 3
 HEADS, SMALL_VOCABULARY = 4, 64
 PROMPT, GROUP, TOKENS = 32, 8, 16
 CPU = torch.device("cpu")
-STEP_PROMPTS, UPDATE_PROMPTS = 16, 4
+TOKEN_STEP_PROMPTS, UPDATE_PROMPTS = 16, 4
 """In a narrow layer. A tiny one has one prompt."""
 SLOW_LAYER_S = 0.02
 """Where a tiny layer takes longer in an update, as with emulated bf16, a narrow one has one prompt too."""
@@ -117,9 +117,9 @@ def measure(threads: int, dtype: str) -> Speed:
     with torch.inference_mode():
         sampler = best_time(lambda: draw(logits, uniforms)) / logits.numel()
         operation = best_time(lambda: [small + small for _ in range(100)]) / 100
-        element = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
+        byte = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
     rates = measure_rates({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    return Speed(rates=rates, sampler=sampler, operation=operation, element=element)
+    return Speed(rates=rates, sampler=sampler, operation=operation, byte=byte)
 
 
 def measure_rates(dtype: Any) -> Rates:
@@ -147,14 +147,16 @@ def measure_rates(dtype: Any) -> Rates:
     of_head = RowProduct(head)
     of_head.choose_side(is_right)
     with torch.inference_mode():
-        head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
+        head_token_step = (
+            best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
+        )
         packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
     return Rates(
         product=product,
         gradient=gradient,
         head=whole,
-        head_step=head_step,
+        head_token_step=head_token_step,
         packed=packed,
         packing=packing,
         coded=coded_times(dtype, xs),
@@ -202,13 +204,13 @@ def time_to_pack(products: Sequence[Any]) -> float:
 
 def layer_times(dtype: torch.dtype, best: Best) -> LayerTimes:
     tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
-    step, update = step_times(tiny, narrow, best), update_times(tiny, narrow, best)
+    plain, update = token_step_times(tiny, narrow, best), update_times(tiny, narrow, best)
     if dtype != torch.float32:
         # Only fp32 weights are summed with the adapter.
-        return LayerTimes(step=step, folded_step=step, update=update)
+        return LayerTimes(token_step=plain, folded_token_step=plain, update=update)
     for policy in (tiny.shallow, tiny.deep, narrow.shallow, narrow.deep):
         policy.adapter.fold()
-    return LayerTimes(step=step, folded_step=step_times(tiny, narrow, best), update=update)
+    return LayerTimes(token_step=plain, folded_token_step=token_step_times(tiny, narrow, best), update=update)
 
 
 def solved(tiny_s: float, narrow_s: float, products_s: float, tiny_values: int, narrow_values: int) -> OtherTimes:
@@ -218,9 +220,9 @@ def solved(tiny_s: float, narrow_s: float, products_s: float, tiny_values: int, 
     return OtherTimes(calls=max(tiny_s - per_value * tiny_values, 0.1 * tiny_s), per_value=per_value)
 
 
-def step_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> OtherTimes:
-    tiny_s, narrow_s = tiny.layer_s(best, token_step, 1), narrow.layer_s(best, token_step, STEP_PROMPTS)
-    rows = STEP_PROMPTS * GROUP
+def token_step_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> OtherTimes:
+    tiny_s, narrow_s = tiny.layer_s(best, token_step, 1), narrow.layer_s(best, token_step, TOKEN_STEP_PROMPTS)
+    rows = TOKEN_STEP_PROMPTS * GROUP
     return solved(tiny_s, narrow_s, narrow.forward_s(best, rows), GROUP * tiny.outputs, rows * narrow.outputs)
 
 

@@ -91,9 +91,9 @@ class Work:
     batch: BatchConfig
     """How the learner cuts its batch."""
     passes: Passes
-    evaluation: EvalConfig
+    eval: EvalConfig
     """What is evaluated."""
-    rank: int
+    lora_rank: int
     """Of the adapter."""
     groups: int
     """Largest number of groups in a step."""
@@ -239,7 +239,7 @@ def size(num_bytes: float) -> str:
 
 def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     """On a machine where all processes compute on the CPU."""
-    adapter = adapter_bytes(work.rank, shape)
+    adapter = adapter_bytes(work.lora_rank, shape)
     dense, rest, codes = work.value_bytes * shape.linear, work.value_bytes * shape.rest, int(NF4_BYTES * shape.linear)
     # The copies of a weight on its way are about as large as a layer.
     part = {"part of the base": dense // work.ranks, "gathered weights": dense // shape.layers} if work.divides else {}
@@ -252,7 +252,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     actor = {"Python": ACTOR_BYTES, "adapter": adapter * work.value_bytes // FP32_BYTES, **sent}
     if not work.actor.is_elsewhere:
         actor |= own_rest | compiled | folded | stacked_items(shape, work)
-    evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
+    evaluation, beside = evaluation_items(shape, work), work.eval.beside
     scoring = work.workers * WORKER_BYTES
     common = {"libraries": LIBRARIES_BYTES, "tokenizer": TOKEN_BYTES * shape.vocabulary}
     # The process of eval.beside is no child of the fork server. Of memory in common, only the base is counted once.
@@ -289,7 +289,7 @@ def stacked_items(shape: ModelShape, work: Work) -> Items:
     if work.actor.engine != "hf" or not shape.own_layers or work.folds(shape):
         return {}
     num_bytes = work.value_bytes + int(work.codes_for(shape, 1))
-    return {"adapter of token steps": int(STACKED * work.rank * shape.adapter * num_bytes)}
+    return {"adapter of token steps": int(STACKED * work.lora_rank * shape.adapter * num_bytes)}
 
 
 def rollout_items(shape: ModelShape, work: Work) -> Items:
@@ -349,7 +349,7 @@ def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
 
 def evaluation_items(shape: ModelShape, work: Work) -> Items:
     """Of the larger of its two orders; empty if there is none."""
-    evaluation = work.evaluation
+    evaluation = work.eval
     if not evaluation.problems or work.actor.is_elsewhere:
         return {}
     cap = evaluation.longest_completion(work.rollout.max_new_tokens)

@@ -165,15 +165,15 @@ def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
         yield from ((name, entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
-def adapter_bytes(rank: int, shape: ModelShape) -> int:
+def adapter_bytes(lora_rank: int, shape: ModelShape) -> int:
     """A and B in fp32."""
-    return FP32_BYTES * rank * shape.adapter
+    return FP32_BYTES * lora_rank * shape.adapter
 
 
-def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
+def anchor_bytes(lora_rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
     """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
     as if every matrix had an adapter."""
-    return adapter_bytes(rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)
+    return adapter_bytes(lora_rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)
 
 
 def token_bytes(shape: ModelShape) -> int:

@@ -72,18 +72,18 @@ RATES = Rates(
     product=TIMES,
     gradient=8e-9,
     head=5e-11,
-    head_step=1e-9,
+    head_token_step=1e-9,
     packed=TIMES,
     packing=0.0,
     coded=(),
     eight_bit=(),
     layer=LayerTimes(
-        step=OtherTimes(calls=1e-4, per_value=1e-9),
-        folded_step=OtherTimes(calls=1e-4, per_value=1e-9),
+        token_step=OtherTimes(calls=1e-4, per_value=1e-9),
+        folded_token_step=OtherTimes(calls=1e-4, per_value=1e-9),
         update=OtherTimes(calls=1e-3, per_value=1e-8),
     ),
 )
-SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, element=1e-10)
+SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, byte=1e-10)
 """Made-up times of a machine."""
 CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", processes=())
 TORCH_CUDA = TorchBuild(

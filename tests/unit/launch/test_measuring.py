@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_used_is_measured_again(damage: str, tmp_path: Pat
         "other facts": {"facts": content["facts"] | {"torch": "1.0"}},
         "old": {"seconds_since_1970": content["seconds_since_1970"] - 40 * 86_400},
         "from the future": {"seconds_since_1970": content["seconds_since_1970"] + 86_400},
-        "negative": {"speed": content["speed"] | {"element": -1.0}},
+        "negative": {"speed": content["speed"] | {"byte": -1.0}},
     }
     bytes_of = {"torn": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "no json": b"\xff{"}
     file.write_bytes(bytes_of.get(damage) or json.dumps(content | changed[damage]).encode())
@@ -219,10 +219,10 @@ def test_calls_and_values_are_solved_from_the_measured_times() -> None:
     best = Written(*step, *update, *folded)
     found = layer_times(torch.float32, best)
     per_value = 7e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES)
-    assert structs.astuple(found.step) == pytest.approx((1e-3 - 8 * TINY_VALUES * per_value, per_value))
+    assert structs.astuple(found.token_step) == pytest.approx((1e-3 - 8 * TINY_VALUES * per_value, per_value))
     per_value = (30e-3 - 14e-3 - 5e-3) / (160 * (4 * NARROW_VALUES - TINY_VALUES))
     assert structs.astuple(found.update) == pytest.approx((5e-3 - 160 * TINY_VALUES * per_value, per_value))
-    assert found.folded_step.per_value == pytest.approx(2.2e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES))
+    assert found.folded_token_step.per_value == pytest.approx(2.2e-3 / (128 * NARROW_VALUES - 8 * TINY_VALUES))
     assert not best.seconds
 
 

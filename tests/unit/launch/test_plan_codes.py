@@ -120,7 +120,7 @@ def slower(part: str, calls: float = 0.0, per_value: float = 0.0) -> Speed:
 
 
 def test_a_layers_own_time_counts_once_for_each_token() -> None:
-    speed = slower("step", calls=1e-3)
+    speed = slower("token_step", calls=1e-3)
     found, longer = (decode_s(HALF, work(), one, groups=1, rows=8, lengths=LENGTHS) for one in (SPEED, speed))
     # A pass of the prompt, and 64 token steps.
     assert longer - found == pytest.approx(65 * HALF.layers * 1e-3)
@@ -129,7 +129,7 @@ def test_a_layers_own_time_counts_once_for_each_token() -> None:
 
 
 def test_what_is_done_with_each_value_counts_by_values() -> None:
-    step, folded, update = (slower(part, per_value=1e-9) for part in ("step", "folded_step", "update"))
+    step, folded, update = (slower(part, per_value=1e-9) for part in ("token_step", "folded_token_step", "update"))
     # A prompt, and 8 tokens in each of 64 steps.
     for fold, other, tokens in (("never", step, 64 + 64 * 8), ("always", folded, 64 + 64 * 8), ("never", folded, 0)):
         one = work(actor={"fold": fold})
