@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -235,6 +236,9 @@ def next_commands(results: Results, *, can_be_extended: bool) -> Text:
 
 
 HEAD = ("", "accuracy", "95 %", "n", "draws", "cap", "format", "truncated", "length")
+LEAST_NEEDED = ("length", "truncated", "format", "draws")
+"""Columns that a narrow terminal goes without, in this order. A figure is worth nothing without interval, n and cap."""
+MANY_COLUMNS = 1000
 TableRow = tuple[str, ...]
 LEGEND = (
     "Accuracy is the probability that one completion is correct, with Wilson's 95 % interval over the n tasks. pass@k:"
@@ -245,13 +249,26 @@ LEGEND = (
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Whole columns. A narrow terminal has fewer, and names in several lines."""
     console.print(Text(for_terminal(title(evaluation))), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in HEAD:
-        table.add_column(name, no_wrap=True, justify="left" if not name else "right")
-    for row in rows(evaluation):
-        table.add_row(*(Text(for_terminal(cell)) for cell in row))
+    for count in range(len(LEAST_NEEDED) + 1):
+        table = evaluation_table(evaluation, LEAST_NEEDED[:count])
+        if Measurement.get(console, console.options.update(width=MANY_COLUMNS), table).maximum <= console.width:
+            break
     console.print(table)
+    if count:
+        console.print(Text(f"not in this width: {', '.join(LEAST_NEEDED[:count])}; the .md file has them"))
+
+
+def evaluation_table(evaluation: Evaluation, left_out: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    kept = [place for place, name in enumerate(HEAD) if name not in left_out]
+    for place in kept:
+        name = HEAD[place]
+        table.add_column(name, no_wrap=bool(name), overflow="fold", justify="right" if name else "left")
+    for row in rows(evaluation):
+        table.add_row(*(Text(for_terminal(row[place])) for place in kept))
+    return table
 
 
 def markdown(evaluation: Evaluation) -> str:

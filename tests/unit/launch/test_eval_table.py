@@ -63,3 +63,18 @@ def test_a_second_cap_has_rows_of_its_own() -> None:
     long = structs.replace(found.greedy, cap=512)
     text = printed(structs.replace(found, long_greedy=long))
     assert "greedy, long cap" in text and "512" in text
+
+
+def test_eighty_columns_have_every_interval_n_and_cap_whole() -> None:
+    found = report()
+    found = structs.replace(found, long_greedy=found.greedy, long_sampled=structs.replace(found.sampled, cap=4096))
+    long = structs.replace(found, sampled=structs.replace(found.sampled, by_subject={"counting & " * 9: found.greedy}))
+    for evaluation in (found, long):
+        text = printed(evaluation, width=80)
+        lines = text.splitlines()[1:]
+        assert max(map(len, lines)) <= 80 and "\u2026" not in text
+        head = next(line.split() for line in lines if "accuracy" in line)
+        assert head[:4] == ["accuracy", "95", "%", "n"] and "cap" in head
+        assert sum("%]" in line and "[" in line for line in lines) == 14
+    assert "not in this width: length" in text and "not in this width" not in printed(found)
+    assert "4096" in printed(found, width=60)
