@@ -4,8 +4,8 @@ summary.json.
     files -> RunView -> rules -> verdicts, by sure * harm, the largest first
 
 The fault that costs training the most comes first, so that is the one to look at. Without a fault the verdict says what
-the run is doing: `learning`, `finished`, `steady`, or that it is too early to say. That a run was killed or
-stopped is said last.
+the run is doing: `learning`, `finished`, `steady`, `not started`, or that it is too early to say. That a run was killed
+or stopped is said last.
 """
 
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
             harm=1.0,
         )
     elif steps < FEWEST:
-        yield fine("too early to say", f"{steps} steps, at least {FEWEST} are needed", "Let it train")
+        yield of_few_steps(view)
     elif view.state == "done" and (view.rises or solved):
         yield fine("finished", reward, "`compare` and `export` come next")
     elif view.rises:
@@ -103,8 +103,19 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
     elif solved:
         yield fine("steady", reward, "It solves these tasks; harder ones would teach more")
     else:
-        longer = "Train further with `resume --steps`" if view.config.can_be_extended else "Begin a run of more steps"
-        yield fine("too early to say", f"{reward} in {steps} steps, no fault found", longer)
+        yield fine("too early to say", f"{reward} in {steps} steps, no fault found", longer(view))
+
+
+def of_few_steps(view: RunView) -> RunVerdict:
+    steps = len(view.rows)
+    if view.state == "new" and not view.in_use:
+        return fine("not started", f"{steps} steps", "Start it with `resume`")
+    remedy = longer(view) if view.state == "done" else "Let it train"
+    return fine("too early to say", f"{steps} steps, at least {FEWEST} are needed", remedy)
+
+
+def longer(view: RunView) -> str:
+    return "Train further with `resume --steps`" if view.config.can_be_extended else "Begin a run of more steps"
 
 
 def fine(name: str, evidence: str, remedy: str) -> RunVerdict:

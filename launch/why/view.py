@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 from launch.display.watch import goal, known, mean, value
 from shared.config.tree import Config
 from shared.run.evaluation import Evaluation
+from shared.run.file_lock import is_locked
 from shared.run.metrics import Row
 from shared.run.reader import Run, State
 
@@ -44,6 +45,8 @@ class RunView:
     rows: Sequence[Row] = ()
     """One for each step."""
     state: State = "new"
+    in_use: bool = False
+    """Whether a process has its lock."""
     evaluations: Sequence[Evaluation] = ()
     """Of the same held-out tasks, the oldest policy first."""
     refused: int = 0
@@ -123,6 +126,7 @@ def view_of(run: Run) -> RunView:
         config=run.config(),
         rows=run.metrics.rows(),
         state=run.state(),
+        in_use=is_locked(run.files.lock),
         evaluations=of_training(run.evaluations()),
         refused=len(run.quarantine()),
         zero_b=zero_matrices(run.files.checkpoints),

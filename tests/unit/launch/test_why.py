@@ -256,13 +256,21 @@ def test_the_summary_gets_the_first_verdict(run_path: Path) -> None:
     assert summary and summary.why == first(run) and summary.steps == 24
 
 
-def test_a_run_without_rows_or_summary_is_too_young(run_path: Path) -> None:
+def test_a_run_without_rows_or_summary_has_not_started_or_is_too_young(run_path: Path) -> None:
     run = made_up(run_path, steps=2)
     run.metrics.unlink()
     run.summary.unlink()
-    assert first(run).name == "too early to say"
+    assert first(run).name == "not started" and first(run).remedy == "Start it with `resume`"
+    with run.locked():
+        assert first(run).name == "too early to say" and first(run).remedy == "Let it train"
     add_verdict(run)
     assert not run.summary.exists()
+
+
+def test_a_short_run_that_is_done_is_not_told_to_go_on_training(run_path: Path) -> None:
+    found = first(made_up(run_path, steps=2, status="done"))
+    assert found.evidence == "2 steps, at least 5 are needed"
+    assert found.remedy == "Train further with `resume --steps`"
 
 
 def test_a_loss_that_was_not_measured_in_the_first_steps_is_a_dash(run_path: Path) -> None:
