@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from shared.run import Run
 from shared.run.run_dir import RunDir
 from tests.support.rollouts import rollout_group, write_groups
 
+ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = "[red]no[/red] \x1b[2J markup"
 EARLY = rollout_group(1, ["it is 4", HOSTILE], rewards=[1.0, 0.0])
 FLAT = rollout_group(2, ["no no no no", "no"], rewards=[0.0, 0.0])
@@ -53,6 +56,14 @@ def test_without_textual_a_sentence_says_so(made: RunDir) -> None:
         pytest.skip("textual is installed")
     with pytest.raises(UserError, match=r"`watch` needs textual.*\[watch\]"):
         watch(directory=made.path)
+
+
+@installed
+def test_without_a_terminal_nothing_is_drawn(made: RunDir) -> None:
+    words = [sys.executable, "-m", "launch", "watch", str(made.path)]
+    done = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: `watch` needs a terminal, and got a file or a pipe; use `show`, which prints text.\n"
 
 
 def driven(made: RunDir, script: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
