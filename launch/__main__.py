@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("msgspec", "torch")
 """The first that a command imports, and the largest; they are looked for, not imported."""
+BUNDLE_MEGABYTES = 100
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
@@ -224,14 +225,23 @@ def look(args: "argparse.Namespace") -> int:
     if args.command == "report" and args.bundle:
         from launch.ui.bundle import bundle
 
-        return bundle(directories=args.directories, folder=args.bundle, megabytes=args.megabytes)
+        return bundle(directories=args.directories, folder=args.bundle, megabytes=args.megabytes or BUNDLE_MEGABYTES)
     if args.command == "report":
+        refuse_option("--megabytes", args.megabytes, "is of a bundle; add --bundle DIR, or leave it away")
         from launch.display.page.command import report
 
         return report(directories=args.directories, out=args.out)
     from launch.display.show import show
 
     return show(directory=args.directory, step=args.step, group=args.group, sample=args.sample, as_json=args.json)
+
+
+def refuse_option(name: str, value: object, why: str) -> None:
+    """ConfigError if an option was given that would do nothing."""
+    from shared.errors import ConfigError
+
+    if value is not None:
+        raise ConfigError(f"{name} got {value}, but {why}.")
 
 
 def replay(args: "argparse.Namespace") -> int:
@@ -254,12 +264,16 @@ def evaluate(args: "argparse.Namespace") -> int:
 def export(args: "argparse.Namespace") -> int:
     from launch.export.command import run_export
 
+    if args.form == "peft":
+        refuse_option(
+            "--dtype", args.dtype, "is of merged weights, and peft keeps fp32; add --as merged, or leave it away"
+        )
     return run_export(
         directory=args.directory,
         form=args.form,
         out=args.out,
         checkpoint=args.checkpoint,
-        dtype=args.dtype,
+        dtype=args.dtype or "bf16",
         repo=args.push,
     )
 

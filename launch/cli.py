@@ -174,7 +174,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         "--bundle", type=Path, metavar="DIR", help="write all answers of a run as a page into a new folder"
     )
     most = "of a bundle at most; steps that do not fit are left out (default: 100)"
-    parser.add_argument("--megabytes", type=positive_int, default=100, metavar="N", help=most)
+    parser.add_argument("--megabytes", type=positive_int, metavar="N", help=most)
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
@@ -215,9 +215,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder")
     add_checkpoint(parser)
-    parser.add_argument(
-        "--dtype", default="bf16", metavar="bf16|fp32", help="number type of merged weights (default: bf16)"
-    )
+    parser.add_argument("--dtype", metavar="bf16|fp32", help="number type of merged weights (default: bf16)")
     parser.add_argument("--push", metavar="REPO", help="also upload to this hub repository, with the token in HF_TOKEN")
 
 
@@ -232,6 +230,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=out_file, metavar="FILE", help="write JSON lines to this file")
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
+    parser.set_defaults(checkpoint=None)
     which.add_argument("--base", action="store_true", help="use the base, without the adapter")
     parser.add_argument(
         "--max-new-tokens", type=positive_int, metavar="N", help="cap on one completion (default: as in training)"

@@ -110,7 +110,7 @@ def chat(
     *,
     directory: Path | None,
     base: bool,
-    checkpoint: str,
+    checkpoint: str | None,
     max_new_tokens: int | None,
     temperature: float,
     seed: int,

@@ -19,7 +19,7 @@ from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal
 from shared.config.tree import Config
-from shared.errors import DataError
+from shared.errors import ConfigError, DataError
 from shared.run.files import write_whole
 from shared.run.run_dir import refuse_to_replace
 from shared.seeding import sample_seeds
@@ -36,7 +36,7 @@ def generate_completions(
     source: Path | None,
     out: Path | None,
     base: bool,
-    checkpoint: str,
+    checkpoint: str | None,
     max_new_tokens: int | None,
     temperature: float,
     seed: int,
@@ -65,14 +65,16 @@ def generate_completions(
     return 0
 
 
-def open_policy(directory: Path | None, base: bool, which: str) -> tuple[Config, Checkpoint | None]:
-    """The configuration of a run and one of its checkpoints; no checkpoint means the base."""
+def open_policy(directory: Path | None, base: bool, which: str | None) -> tuple[Config, Checkpoint | None]:
+    """The configuration of a run and one of its checkpoints; no checkpoint means the base. which: or the newest."""
     if directory is None:
+        if which:
+            raise ConfigError(f"--checkpoint got {which}, but no run was given; name its directory too.")
         config = load_config("embedded")
         pin_cpu(config.compute, "actor")
         return config, None
     run, config = open_run(directory, compute_as="actor")
-    return config, None if base else choose_checkpoint(run, config.checkpoint.keep, which)
+    return config, None if base else choose_checkpoint(run, config.checkpoint.keep, which or "latest")
 
 
 def read_prompts(source: Path | None) -> list[str]:

@@ -92,13 +92,17 @@ def start_run(
     trace: bool = False,
     warm: bool = False,
 ) -> int:
-    config = load_config(source, overrides, here=on == "here" and (dry_run or not prepare))
+    if prepare and dry_run:
+        raise ConfigError("--prepare makes the run directory and --dry-run writes nothing; give one of them.")
+    if json_only and not dry_run:
+        raise ConfigError("--json prints the plan of --dry-run, which was not given; add it, or leave --json away.")
+    config = load_config(source, overrides, here=on == "here" and not prepare)
     if warm:
         config = warm_start(config)
         check_together(config)
     refuse_without_answers(config.loss, warm=warm)
     folder = out or default_folder(source, datetime.now())
-    if prepare and not dry_run:
+    if prepare:
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0

@@ -133,6 +133,11 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["generate", "--prompt", "x", "--temperature", "nan"], "got 'nan', expected a number from 0 to 100"),
         (["generate", "--prompt", "x", "--greedy", "--temperature", "1"], "not allowed with"),
         (["generate", "--in", "no-such-file"], "no-such-file"),
+        (["run", "--json"], "--json prints the plan of --dry-run"),
+        (["run", "--prepare", "--dry-run"], "give one of them"),
+        (["generate", "--checkpoint", "3", "--prompt", "x"], "no run was given"),
+        (["report", "x", "--megabytes", "3"], "add --bundle DIR"),
+        (["export", "x", "--out", "y", "--dtype", "fp32"], "add --as merged"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(

@@ -263,7 +263,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = str(run.path.parent / "out")
-    assert "expected bf16 or fp32" in refused(run, capsys, "--dtype", "fp16", "--out", out)
+    assert "expected bf16 or fp32" in refused(run, capsys, "--as", "merged", "--dtype", "fp16", "--out", out)
     assert "exists and is not empty" in refused(run, capsys, "--out", str(run.path))
     (here := run.path.parent / "empty").mkdir()
     monkeypatch.chdir(here)
