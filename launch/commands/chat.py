@@ -143,7 +143,7 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     policy = load_policy(base, config.model, config.lora, device, dtype)
-    opening = opening_of(config)
+    opening = opening_of(config.tasks, config.verifier.kind)
     conversations = [Conversation("base", policy, prompter, opening, policy.adapter.switched_off)]
     if checkpoint is not None:
         install_adapter(policy.adapter, checkpoint.files[ADAPTER])

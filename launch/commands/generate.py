@@ -18,6 +18,7 @@ from launch.presets.load import load_config
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal
+from shared.config.data import TasksConfig, VerifierKind
 from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
 from shared.run.files import write_whole
@@ -53,7 +54,7 @@ def generate_completions(
     engine, prompter = build_engine(config)
     if chosen is not None:
         engine.install(chosen.step, chosen.files[ADAPTER])
-    opening = opening_of(config)
+    opening = opening_of(config.tasks, config.verifier.kind)
     chats = [[*opening, {"role": "user", "content": prompt}] for prompt in prompts]
     completions = complete(engine, prompter, chats, sampling, seed)
     if out is None:
@@ -94,21 +95,21 @@ def decoded(line: bytes, source: Path | None, number: int) -> str:
         raise DataError(f"--in got {source}, which is not UTF-8 in line {number}; save it as UTF-8.") from error
 
 
-def opening_of(config: Config) -> list["Message"]:
+def opening_of(tasks: TasksConfig, kind: VerifierKind) -> list["Message"]:
     """What the run shows before a question."""
     from shared.model.prompt import conversation
 
-    return conversation("", config.tasks.system_prompt, shots_of(config))[:-1]
+    return conversation("", tasks.system_prompt, shots_of(tasks, kind))[:-1]
 
 
-def shots_of(config: Config) -> "Shots":
+def shots_of(tasks: TasksConfig, kind: VerifierKind) -> "Shots":
     """The first training rows. None of them if the data is not there any more."""
-    if not config.tasks.few_shot:
+    if not tasks.few_shot:
         return ()
     from learner.tasks.tasks import examples, load_rows
 
     try:
-        return examples(load_rows(config.tasks, config.verifier.kind)[0], config.tasks)
+        return examples(load_rows(tasks, kind)[0], tasks)
     except DataError as error:
         print(f"warning: the examples of tasks.few_shot are left out: {error}", file=sys.stderr)
         return ()

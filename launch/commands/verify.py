@@ -12,7 +12,6 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
 from shared.config.data import MAX_WORKERS, VerifierConfig, VerifierKind
 from shared.errors import ConfigError, DataError
+from shared.gold_answer import plain_number
 from shared.run.files import write_whole
 from shared.run.run_dir import refuse_to_replace
 
@@ -83,15 +83,9 @@ def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:
 
 def job(row: Row) -> ScoreJob:
     """The file does not say whether a completion reached a cap, so none counts as truncated."""
-    columns = {"answer": as_text(row.answer)}
+    answer = plain_number(row.answer) if isinstance(row.answer, float) else str(row.answer)
+    columns = {"answer": answer}
     return ScoreJob(prompt="", completion=row.completion, completion_ids=[], truncated=False, columns=columns)
-
-
-def as_text(answer: str | int | float) -> str:
-    """A number as a plain decimal, without an exponent and without `.0`: 1e-05 is 0.00001, and 18.0 is 18."""
-    if isinstance(answer, str):
-        return answer
-    return format(Decimal(repr(answer)), "f").removesuffix(".0")
 
 
 def result(row: Row, verdict: Verdict) -> dict[str, Any]:

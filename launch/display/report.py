@@ -251,13 +251,17 @@ LEGEND = (
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """Whole columns. A narrow terminal has fewer, and names in several lines."""
     console.print(Text(for_terminal(title(evaluation))), soft_wrap=True)
-    for count in range(len(LEAST_NEEDED) + 1):
-        table = evaluation_table(evaluation, LEAST_NEEDED[:count])
-        if Measurement.get(console, console.options.update(width=MANY_COLUMNS), table).maximum <= console.width:
-            break
+    table, left_out = evaluation_table(evaluation, ()), LEAST_NEEDED[:0]
+    while not fits(console, table) and left_out != LEAST_NEEDED:
+        left_out = LEAST_NEEDED[: len(left_out) + 1]
+        table = evaluation_table(evaluation, left_out)
     console.print(table)
-    if count:
-        console.print(Text(f"not in this width: {', '.join(LEAST_NEEDED[:count])}; the .md file has them"))
+    if left_out:
+        console.print(Text(f"not in this width: {', '.join(left_out)}; the .md file has them"))
+
+
+def fits(console: Console, table: Table) -> bool:
+    return Measurement.get(console, console.options.update(width=MANY_COLUMNS), table).maximum <= console.width
 
 
 def evaluation_table(evaluation: Evaluation, left_out: Sequence[str]) -> Table:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,7 +275,7 @@ def write_new(file: Path, content: Record) -> None:
 
 
 @contextmanager
-def removed_if_it_fails(file: Path) -> Iterator[None]:
+def removed_if_it_fails(file: Path) -> Generator[None, None, None]:
     """A disk may be full. What it took of a file would stand in the way of another try."""
     try:
         yield
