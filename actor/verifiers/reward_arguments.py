@@ -86,9 +86,11 @@ class RewardLog:
 
 
 def logged_name(function: str, name: str, taken: Mapping[str, object]) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise ValueError(f"{function} got the name {name!r}; a text of 1 to {MAX_NAME_CHARS} characters is needed")
-    name = for_wire(name)
+    # for_wire first: half of a surrogate pair cannot be printed, and becomes `?`.
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not (name := for_wire(name)).isprintable():
+        raise ValueError(
+            f"{function} got the name {name!r}; a text of 1 to {MAX_NAME_CHARS} printable characters is needed"
+        )
     if name not in taken and len(taken) == MAX_LOGGED:
         raise ValueError(f"{function} got more than {MAX_LOGGED} names, of which {name!r} is the last")
     return name

@@ -233,6 +233,11 @@ def test_an_environment_may_name_the_columns_that_it_takes(tmp_path: Path) -> No
             "auto",
             "log_extra got 2 values of 'x'",
         ),
+        (
+            "def reward(log_metric, **_):\n    log_metric('a\\nb', 1)\n    return [0]",
+            "auto",
+            r"log_metric got the name 'a\nb'; a text of 1 to 128 printable characters is needed",
+        ),
     ],
 )
 def test_the_argument_that_is_the_cause_is_named(tmp_path: Path, body: str, form: str, expected: str) -> None:
