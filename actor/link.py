@@ -9,7 +9,7 @@
               still on its way over a slow line is not sent twice
     machine:  a Policy without its adapter comes from another actor of this machine (passed_on.py). Its orders wait. If
               it has not come after PATIENCE_S, they are forgotten, and with the next Hello, which names no machine, the
-              learner sends them and the whole policy again. So it does while this actor cannot write for the others
+              learner sends them and the whole policy again. An actor that cannot write for the others names none either
     silence:  no message for `silence_s`: PeerTimeout
 
 An actor keeps nothing that a restart needs: the learner orders again what was not acknowledged.

@@ -227,7 +227,7 @@ def look(args: "argparse.Namespace") -> int:
 
         return bundle(directories=args.directories, folder=args.bundle, megabytes=args.megabytes or BUNDLE_MEGABYTES)
     if args.command == "report":
-        refuse_option("--megabytes", args.megabytes, "is of a bundle; add --bundle DIR, or leave it away")
+        refuse_option("--megabytes", args.megabytes, "is of a bundle; add --bundle DIR, or omit it")
         from launch.display.page.command import report
 
         return report(directories=args.directories, out=args.out)
@@ -265,9 +265,7 @@ def export(args: "argparse.Namespace") -> int:
     from launch.export.command import run_export
 
     if args.form == "peft":
-        refuse_option(
-            "--dtype", args.dtype, "is of merged weights, and peft keeps fp32; add --as merged, or leave it away"
-        )
+        refuse_option("--dtype", args.dtype, "is of merged weights, and peft keeps fp32; add --as merged, or omit it")
     return run_export(
         directory=args.directory,
         form=args.form,

@@ -35,7 +35,7 @@ EXAMPLES = """examples:
   python -m launch generate runs/first --chat
 """
 OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")
-"""Names of what a process has open; a rename there would replace the name for the whole machine."""
+"""Where a process finds its open files. A rename over such a name would replace it for the whole machine."""
 CHECKPOINT = "best: highest held-out accuracy during the run, which needs eval.every (default: latest)"
 
 
@@ -350,7 +350,7 @@ def out_file(text: str) -> Path:
     is_other = os.path.exists(text) and not os.path.isfile(text)
     if text.startswith(OPEN_FILES) or is_other or os.path.islink(file):
         raise argparse.ArgumentTypeError(
-            f"got '{text}', expected a regular file; name one, or leave --out away where it is optional"
+            f"got '{text}', expected a regular file; name one, or omit --out where it is optional"
         )
     return Path(file) if os.path.islink(text) else Path(text)
 

@@ -72,7 +72,9 @@ class Seat:
     def give(self, call: Call, limit_s: float) -> None:
         if self.waits:
             self.start()
-        self.call, self.deadline = call, time.monotonic() + limit_s
+        self.call = call
+        # One that still loads has its own limit until then.
+        self.deadline = self.deadline if self.is_loading else time.monotonic() + limit_s
         self.worker.send(call)
 
     def stop(self) -> None:
@@ -89,7 +91,7 @@ class Seat:
         """Whether it is loaded, or cannot be."""
         found = self.look(self.start_limit_s)
         if isinstance(found, Lost):
-            log.warning("an environment is not there for its episode: %s", found.note)
+            log.warning("an environment could not be loaded, so its episode is lost: %s", found.note)
             self.stop()
             self.load_fault = found
 
@@ -105,19 +107,21 @@ class Seat:
             if reply.fault:
                 return Lost(outcome=Outcome.ERROR, note=reply.fault)
             self.is_ready, self.is_loading = True, False
+            self.deadline = time.monotonic() + limit_s
         elif reply is not None:
             return reply
         if self.code is not None:
             late = self.code == -signal.SIGXCPU
             what = "used up its processor time" if late else how_it_ended(self.code)
             return Lost(outcome=Outcome.TIMEOUT if late else Outcome.ERROR, note=self.said(what))
+        limit = self.start_limit_s if self.is_loading else limit_s
         if time.monotonic() > self.deadline and (self.call or not self.is_ready):
-            return Lost(outcome=Outcome.TIMEOUT, note=self.said(f"was stopped after {limit_s:g} s"))
+            return Lost(outcome=Outcome.TIMEOUT, note=self.said(f"was stopped after {limit:g} s"))
         return None
 
     def said(self, what: str) -> str:
         last = self.worker.output.last_line()
-        when = "" if self.is_ready else f"{self.name}, while loaded: "
+        when = "" if self.is_ready else f"{self.name}, while it loaded: "
         return f"{when}The environment {what}." + (f" It last printed: {last}" if last else "")
 
 

@@ -5,9 +5,9 @@
 
 Jobs start in as few calls as there are workers: then a user's function sees all jobs or the largest part of them, and
 the simple verifiers waste no time. A function may compare the completions of a prompt, so it is given groups, which are
-neighbours with equal prompts, as a whole. When such a call fails, each of its groups is tried again by itself, and then
-each job of a group that fails, alone. Mathematics is slow and may hang, so without functions its calls are small and
-score one job after the other: it is known which job a worker failed at.
+neighbours with equal prompts and columns, as a whole. When such a call fails, each of its groups is tried again by
+itself, and then each job of a group that fails, alone. Mathematics is slow and may hang, so without functions its calls
+are small and score one job after the other: it is known which job a worker failed at.
 
     timeout of a call with one job    the job's fault: it had the whole limit to itself
     failed call with one job          the job's fault
@@ -78,7 +78,8 @@ class JobQueue:
 
     def belongs_to_the_job_before(self, job: int) -> bool:
         one, before = self.jobs[job], self.jobs[job - 1]
-        return self.whole_groups and not one.compares_answers and one.prompt == before.prompt
+        is_same_task = (one.prompt, one.columns) == (before.prompt, before.columns)
+        return self.whole_groups and not one.compares_answers and is_same_task
 
     def is_done(self) -> bool:
         return len(self.verdicts) == len(self.jobs)

@@ -1,8 +1,8 @@
 """`eval`: accuracy of a checkpoint of a run, or of its base, with 95 % intervals. Runs in this process alone.
 
 Uses the run's held-out tasks, or with --test the test set (`tasks.test`), which training never reads. Writes
-eval/<label>.json and .md; the label of a test set ends in `-test`. An evaluation of other tasks, draws or caps is never
-replaced: the new one then has a longer label such as `base-n4x8`. `compare` reads the JSON. Progress goes to stderr.
+eval/<label>.json and .md; the label of a test set ends in `-test`. It replaces no evaluation of other tasks, draws or
+caps: the new one then has a longer label such as `base-n4x8`. `compare` reads the JSON. Progress goes to stderr.
 On a card it takes turns with the processes of runs. `--follow` evaluates while a run trains (launch/evaluator).
 """
 

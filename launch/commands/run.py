@@ -95,7 +95,7 @@ def start_run(
     if prepare and dry_run:
         raise ConfigError("--prepare makes the run directory and --dry-run writes nothing; give one of them.")
     if json_only and not dry_run:
-        raise ConfigError("--json prints the plan of --dry-run, which was not given; add it, or leave --json away.")
+        raise ConfigError("--json prints the plan of --dry-run, which was not given; add it, or omit --json.")
     config = load_config(source, overrides, here=on == "here" and not prepare)
     if warm:
         config = warm_start(config)

@@ -251,13 +251,13 @@ LEGEND = (
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """Whole columns. A narrow terminal has fewer, and names in several lines."""
     console.print(Text(for_terminal(title(evaluation))), soft_wrap=True)
-    table, left_out = evaluation_table(evaluation, ()), LEAST_NEEDED[:0]
+    table, left_out = evaluation_table(evaluation, ()), ()
     while not fits(console, table) and left_out != LEAST_NEEDED:
         left_out = LEAST_NEEDED[: len(left_out) + 1]
         table = evaluation_table(evaluation, left_out)
     console.print(table)
     if left_out:
-        console.print(Text(f"not in this width: {', '.join(left_out)}; the .md file has them"))
+        console.print(Text(f"left out, as the terminal is narrow: {', '.join(left_out)}; the .md file has them"))
 
 
 def fits(console: Console, table: Table) -> bool:

@@ -180,7 +180,9 @@ def evaluations(run: RunDir, sha256: str) -> tuple[Evaluation, ...]:
         return ()
     best = max(own, key=lambda found: (found.n, found.sampled.draws))
     base = [found for found in saved if found.version == 0 and found.tasks_sha256 == best.tasks_sha256]
-    return (*base, best) if best.version else (best,)
+    # There may be several, with other draws or caps.
+    alike = [found for found in base if found.kind() == best.kind()] or base
+    return (*alike[:1], best) if best.version else (best,)
 
 
 def push(folder: Path, repo: str, message: str, connect: Callable[[], Hub]) -> str:

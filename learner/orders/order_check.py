@@ -5,7 +5,7 @@
     completions  1 <= tokens <= max_new_tokens, 0 <= id < vocabulary
     outcomes     the rewards that the run asks for; score 0 in a fault, and 1 or 0 from a built-in verifier
     teacher      its log-probs where they were ordered
-    names        of what reward functions logged: printable, and few different ones of metrics in a run
+    names        of what reward functions logged: printable
     numbers      protocol/validate.py
 
 All of this is checked before the order goes into the journal, because every later start of the run reads it from there.
@@ -14,12 +14,11 @@ update has computed its own, and a step that fails there can be sampled again (l
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from learner.orders.orders import fills
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_KEYS
 from protocol.messages import FilledOrder, Group, Order, Outcome, Policy
 from protocol.plain_text import for_log
 from protocol.validate import check_groups
@@ -41,8 +40,6 @@ class OrderCheck:
     """Names of the rewards besides the verifier's score."""
     built_in: bool
     """Whether the verifier is built in, so that a score is 1 or 0."""
-    logged: set[str] = field(default_factory=set[str])
-    """Names of metrics that came since the start. Each is a column of all steps for whoever reads the metrics."""
 
     @classmethod
     def of(cls, verifier: VerifierConfig, vocabulary: int) -> Self:
@@ -71,20 +68,13 @@ class OrderCheck:
         return next(filter(None, found), "") or self.name_fault(filled)
 
     def name_fault(self, filled: FilledOrder) -> str:
-        """The same for the names that its reward functions made up; remembers those of metrics."""
-        logged = {name for group in filled.groups for name in group.metrics}
-        texts = {name for group in filled.groups for name in group.extras}
-        if wrong := {name for name in logged | texts if not name.isprintable()}:
+        """The same for the names that its reward functions made up."""
+        names = {name for group in filled.groups for name in (*group.metrics, *group.extras)}
+        if wrong := {name for name in names if not name.isprintable()}:
             return (
                 f"Order {filled.order_id} came with the names {shown(wrong)} of logged values; log under names of"
                 " printable characters."
             )
-        if len(self.logged | logged) > MAX_KEYS:
-            return (
-                f"Order {filled.order_id} came with new names of metrics, and the run may have {MAX_KEYS} different"
-                " ones; log under fewer names."
-            )
-        self.logged.update(logged)
         return ""
 
     def group_fault(self, group: Group, cap: int) -> str:

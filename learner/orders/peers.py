@@ -114,8 +114,8 @@ class Peer:
         self.unread = set() if version is None else self.unread - {version}
 
     def sampled_before(self, filled: FilledOrder, policy: Policy) -> bool:
-        """Whether it comes from before the learner was restarted, from other bytes of this version: the peer has not
-        read yet what it should fill it from."""
+        """Whether this was sampled before the learner was restarted, from other bytes of this version. Then the peer
+        has not yet read the policy that the order names now."""
         has_read = filled.order_id in self.orders and policy.version not in self.unread
         return not has_read and filled.policy_version == policy.version and filled.adapter_sha256 != policy.sha256
 

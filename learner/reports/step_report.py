@@ -1,9 +1,12 @@
 """After each step: a row of metrics, rollouts, and a checkpoint when one is due."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
+
+from msgspec import structs
 
 from learner.curriculum.curriculum import CurriculumFigures
 from learner.durable.state import RunTotals
@@ -11,12 +14,17 @@ from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.reports.step_metrics import Clock, Shown, step_metrics
 from learner.update.figures import StepResult
+from protocol.plain_text import for_log
 from shared.config.tree import Config
 from shared.process.energy import NO_METER, EnergyMeter
 from shared.process.free_memory import peak_memory_mb
 from shared.process.lease import Turn
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import StepMetrics
+
+MAX_LOGGED_NAMES = 64
+
+log = logging.getLogger("learner")
 
 
 class Files(Protocol):
@@ -56,6 +64,9 @@ class StepReport:
         self.update_s = 0.0
         self.turn = Turn(waited_s=0.0)
         self.unsaved = False
+        self.logged: set[str] = set()
+        """Names of the metrics that reward functions log, since this start."""
+        self.said_limit = False
         self.trace = trace
         self.meter = meter
 
@@ -74,11 +85,22 @@ class StepReport:
 
     def record(self, step: int, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         metrics = step_metrics(step, collected, batch, result, self.clock(), self.curriculum(), self.shown)
+        metrics = structs.replace(metrics, logged=self.under_few_names(metrics.logged))
         self.files.step(step, metrics, collected, batch, result)
         self.stop_requested = self.stop()
         self.unsaved = True
         if self.due(step + 1):
             self.save(step + 1)
+
+    def under_few_names(self, logged: Mapping[str, float]) -> dict[str, float]:
+        """Without those of new names beyond the limit: each name is a column of all steps for whoever reads them."""
+        new = [name for name in logged if name not in self.logged]
+        room = MAX_LOGGED_NAMES - len(self.logged)
+        self.logged.update(new[:room])
+        if len(new) > room and not self.said_limit:
+            self.said_limit = True
+            log.warning("log_metric got more than %d names; %s is left out", MAX_LOGGED_NAMES, for_log(new[room]))
+        return {name: value for name, value in logged.items() if name in self.logged}
 
     def save(self, done: int) -> None:
         """A checkpoint after `done` steps, unless it exists."""

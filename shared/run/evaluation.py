@@ -4,6 +4,7 @@ Left out on purpose: whole completions of all tasks. The last words of each gree
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 
@@ -99,7 +100,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     """eval/base.json, eval/final.json, eval/step-000010.json."""
 
     label: str
-    """`base`, `final` or a step."""
+    """`base`, `final` or `step-000010`; `eval` may add `-test` and `-n4x8-cap512`."""
     version: int
     """Of the policy: the number of steps before it."""
     n: int
@@ -182,9 +183,11 @@ def free_label(folder: Path, found: Evaluation) -> str:
     if long := found.long_greedy:
         longer += f"-cap{long.cap}"
     for label in chain((found.label, longer), (f"{longer}-{number}" for number in count(2))):
-        kept = read_evaluation(folder / f"{label}.json")
-        if kept is None or kept.kind() == found.kind():
-            return label
+        # One that is damaged stays too.
+        with suppress(DamageError):
+            kept = read_evaluation(folder / f"{label}.json")
+            if kept is None or kept.kind() == found.kind():
+                return label
     raise AssertionError("the numbers do not end")
 
 

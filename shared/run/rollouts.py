@@ -44,7 +44,7 @@ class GroupHead(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     """Of the order: `train/000004/0003`."""
     task: str
-    """16 hex digits, from the ids of the prompt: the same in all steps."""
+    """16 hex digits, from the prompt's ids and the task's columns: the same in all steps."""
     version: int
     """Of the policy that sampled it."""
     fate: Fate

@@ -296,12 +296,12 @@ def refuse_if_full(path: Path, min_free_bytes: int) -> None:
 
 
 def refuse_to_replace(out: Path, source: Path | None = None) -> None:
-    """RunDirError for the file that --in names, and for a file of a run. A page may be replaced."""
+    """RunDirError for the file that --in names, and for any but a page in a run directory."""
     if source is not None and out.exists() and source.exists() and out.samefile(source):
         raise RunDirError(f"--out got {out}, which is the file that --in names; choose another file.")
-    if not out.exists() or out.suffix == ".html":
+    if out.suffix == ".html":
         return
     for folder in out.resolve().parents:
         run = RunDir(folder)
         if run.config.is_file() and run.run_info.is_file():
-            raise RunDirError(f"--out got {out}, which is a file of the run {folder}; choose a file outside of it.")
+            raise RunDirError(f"--out got {out}, which is in the run directory {folder}; choose a file outside of it.")

@@ -7,16 +7,19 @@ import os
 import random
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from shared.run.file_lock import open_lock, try_lock
+from shared.process.lease import TURN
+from shared.run.file_lock import open_lock, try_byte, try_lock
 from tests.support.runs import SMALL, num_rows, processes_of, sets, start, wait_until
 
 REWARD = """
 import subprocess
+from functools import partial
 def reward(prompts, completions, completion_ids, **columns):
     subprocess.Popen(["sleep", "{seconds}"], start_new_session=True)
     return [float(len(text) % 2) for text in completions]
@@ -73,7 +76,7 @@ def test_nothing_of_a_run_is_left(tmp_path: Path, how: str, code: int | None) ->
     wait_until(
         lambda: not left(family, seconds) and not processes_of(out, "actor"), "the end of all processes", seconds=20
     )
-    for name in ("lock", "lease/lock"):
+    for name, take in (("lock", try_lock), ("lease/lock", partial(try_byte, place=TURN))):
         descriptor = open_lock(out / name)
-        assert try_lock(descriptor)
+        assert take(descriptor)
         os.close(descriptor)

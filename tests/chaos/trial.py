@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,17 @@ def outcome(run: Path) -> dict[str, Any]:
     """All of a finished run that must not depend on what it went through."""
     from learner.durable.journal import Journal
     from learner.durable.recorder import orders_in, ranks_from, read
-    from shared.run.file_lock import open_lock, try_lock
+    from shared.process.lease import TURN
+    from shared.run.file_lock import open_lock, try_byte, try_lock
 
     summary = json.loads((run / "summary.json").read_text())
     best = run / "checkpoints" / "best.json"
     payloads = Journal.read(run / "journal").records()
     packed = [one for payload in payloads if not ranks_from(payload) for one in orders_in(payload).values()]
     ids = Counter(group.group_id for one in packed for group in read(one).groups)
-    for lock in (run / "lock", run / "lease" / "lock"):
+    for lock, take in ((run / "lock", try_lock), (run / "lease" / "lock", partial(try_byte, place=TURN))):
         fd = open_lock(lock)
-        assert try_lock(fd), f"{lock} is still locked"
+        assert take(fd), f"{lock} is still locked"
         os.close(fd)
     return {
         "status": summary["status"],

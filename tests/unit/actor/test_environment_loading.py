@@ -72,8 +72,8 @@ def test_only_so_many_load_at_once_each_with_its_own_time(file: Path) -> None:
     ("how", "outcome", "said"),
     [
         ("raise", Outcome.ERROR, r"Moody' cannot be made \(ValueError: on purpose\)"),
-        ("leave", Outcome.ERROR, "Moody', while loaded: The environment ended with exit code 3"),
-        ("hang", Outcome.TIMEOUT, "Moody', while loaded: The environment was stopped after 4 s"),
+        ("leave", Outcome.ERROR, "Moody', while it loaded: The environment ended with exit code 3"),
+        ("hang", Outcome.TIMEOUT, "Moody', while it loaded: The environment was stopped after 4 s"),
     ],
 )
 def test_one_that_cannot_be_loaded_in_mid_run_costs_its_own_episode(
@@ -98,5 +98,5 @@ def test_one_that_cannot_be_loaded_at_the_start_is_refused(file: Path) -> None:
     with pytest.raises(RewardError, match="cannot be made"):
         EnvironmentPool(config_of(file, "Moody"))
     mood.write_text("leave")
-    with pytest.raises(RewardError, match="Moody', while loaded: The environment ended"):
+    with pytest.raises(RewardError, match="Moody', while it loaded: The environment ended"):
         EnvironmentPool(config_of(file, "Moody"))

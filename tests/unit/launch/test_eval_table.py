@@ -76,5 +76,5 @@ def test_eighty_columns_have_every_interval_n_and_cap_whole() -> None:
         head = next(line.split() for line in lines if "accuracy" in line)
         assert head[:4] == ["accuracy", "95", "%", "n"] and "cap" in head
         assert sum("%]" in line and "[" in line for line in lines) == 14
-    assert "not in this width: length" in text and "not in this width" not in printed(found)
+    assert "left out, as the terminal is narrow: length" in text and "left out" not in printed(found)
     assert "4096" in printed(found, width=60)

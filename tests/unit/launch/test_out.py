@@ -22,7 +22,7 @@ def test_out_is_no_device_and_no_pipe(where: str, tmp_path: Path) -> None:
     (tmp_path / "link-to-pipe").symlink_to("pipe")
     (tmp_path / "circle").symlink_to("circle")
     # Parsed only: what `verify` would do to a device is what must not happen.
-    with pytest.raises(UserError, match=r"expected a regular file; name one, or leave --out away"):
+    with pytest.raises(UserError, match=r"expected a regular file; name one, or omit --out"):
         parse(["generate", "--prompt", "x", "--out", str(tmp_path / where)])
 
 
@@ -60,8 +60,8 @@ def test_out_replaces_no_file_of_a_run_but_its_report(tmp_path: Path, capsys: py
     (tmp_path / "in").write_text('{"id": 1, "completion": "#### 18", "answer": "18"}')
     (tmp_path / "link").symlink_to("run/config.json")
     for out in (run / "config.json", run / "lease" / ".." / "config.json", tmp_path / "link"):
-        assert f"is a file of the run {run}" in refused(["report", str(run), "--out", str(out)], capsys)
-        assert "is a file of the run" in refused(["verify", "--in", str(tmp_path / "in"), "--out", str(out)], capsys)
+        assert f"is in the run directory {run}" in refused(["report", str(run), "--out", str(out)], capsys)
+        assert "is in the run directory" in refused(["verify", "--in", str(tmp_path / "in"), "--out", str(out)], capsys)
     assert (run / "config.json").read_bytes() == before
     for out in (run / "report.html", run / "report.html", run / "new.html"):
         assert main(["report", str(run), "--out", str(out)]) == 0

@@ -82,20 +82,6 @@ def a_text_with_a_line_break(filled_order: FilledOrder) -> FilledOrder:
     return with_group(filled_order, extras={"all is\nlost": ("a", "b")})
 
 
-def test_metrics_of_ever_new_names_are_refused() -> None:
-    bench, orders = Bench(), toy_orders(count=3)
-    actor = bench.actor(num_credits=3)
-    bench.dispatcher.submit(orders)
-    inbox(actor)
-    for number, order in enumerate(orders[:2]):
-        names = {f"{number} {name}": 1.0 for name in range(32)}
-        bench.deliver(actor, with_group(filled(order, POLICY), metrics=names))
-    assert bench.recorder.recorded == ids(orders[:2])
-    inbox(actor)
-    bench.deliver(actor, with_group(filled(orders[2], POLICY), metrics={"one more": 1.0}))
-    assert "the run may have 64 different ones" in str(inbox(actor)) and bench.recorder.recorded == ids(orders[:2])
-
-
 NONSENSE = {
     a_metric_that_clears_the_screen: r"the names .*x1b\[2J.* printable characters",
     a_text_with_a_line_break: r"the names .*all is.*lost.* printable characters",

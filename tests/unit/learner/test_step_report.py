@@ -73,6 +73,17 @@ def test_each_step_is_a_row() -> None:
     assert [row.policy_version for row in files.rows] == [0, 1, 2]
 
 
+def test_metrics_of_ever_new_names_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    report = report_over(NotedFiles())
+    first = {f"{number}": 1.0 for number in range(60)}
+    assert report.under_few_names(first) == first
+    later = {"59": 2.0, **{f"{number}": 3.0 for number in range(60, 70)}}
+    assert list(report.under_few_names(later)) == ["59", "60", "61", "62", "63"]
+    assert report.under_few_names({"one more": 1.0, "7": 4.0}) == {"7": 4.0}
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == "log_metric got more than 64 names; 64 is left out"
+
+
 def test_a_checkpoint_is_due_every_k_steps_and_at_the_end() -> None:
     files = NotedFiles()
     report = report_over(files)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from actor.scoring.job_queue import Call, call_limit_s, is_one_by_one, runs_functions
 from actor.scoring.pool import ScorePool
@@ -128,6 +129,16 @@ def test_no_group_is_split_between_calls_of_a_function(rewards: Any, kind: str, 
     found = rewards({"group_size": 1.0, "batch_size": 1.0}, jobs, kind=kind, workers=workers)
     assert {verdict.rewards["group_size"] for verdict in found} == {9.0}
     assert max(verdict.rewards["batch_size"] for verdict in found) == largest
+
+
+def test_tasks_with_the_same_prompt_are_groups_of_their_own(rewards: Any) -> None:
+    """As games are, and what an agent writes."""
+    jobs = [
+        structs.replace(job, prompt="?", columns=job.columns | {"game": str(place // 4)})
+        for place, job in enumerate(groups(4, *["#### 18"] * 4))
+    ]
+    found = rewards({"batch_size": 1.0}, jobs, workers=2)
+    assert {verdict.rewards["batch_size"] for verdict in found} == {8.0}
 
 
 def test_what_hangs_in_one_group_leaves_the_other_groups_whole(rewards: Any) -> None:
