@@ -50,7 +50,10 @@ def parse(argv: list[str], program: str = MODULE) -> argparse.Namespace:
     """program: how the user called it; help and errors name it."""
     parser = make_parser(program)
     answer_known_flags(argv)
-    return parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)}; see `{program} {args.command} --help`.")
+    return args
 
 
 def make_parser(program: str) -> argparse.ArgumentParser:

@@ -78,3 +78,9 @@ def test_several_cards_for_the_learner_are_ranks(flag: str) -> None:
 
 def test_other_commands_are_not_answered() -> None:
     assert parse(["generate", "--prompt", "--model x", "--max-new-tokens", "3"]).max_new_tokens == 3
+
+
+@pytest.mark.parametrize("command", ["run", "generate"])
+def test_an_unknown_flag_is_told_where_the_flags_of_its_command_are(command: str) -> None:
+    with pytest.raises(UserError, match=rf"arguments: --odd; see `python -m launch {command} --help`\."):
+        parse([command, "--odd", *(["--prompt", "x"] if command == "generate" else [])])
