@@ -258,14 +258,10 @@ class Dispatcher:
     def wanted(self, peer: Peer, filled: FilledOrder) -> bool:
         """Whether this order is open and correctly filled. A peer that fills an order incorrectly is removed."""
         order = self.orders.get(filled.order_id)
-        if order is None:
-            log.debug("order %s of %s is not open and was dropped", for_log(filled.order_id), peer.actor_id)
+        if order is None or peer.sampled_before(filled, self.policies[order.policy_version]):
+            log.debug("order %s of %s is not open, or of before a restart", for_log(filled.order_id), peer.actor_id)
             return False
-        policy = self.policies[order.policy_version]
-        if peer.sampled_before(filled, policy):
-            log.debug("order %s of %s is from before a restart and was dropped", filled.order_id, peer.actor_id)
-            return False
-        fault = self.check.fault(order, policy, filled)
+        fault = self.check.fault(order, self.policies[order.policy_version], filled)
         if fault:
             self.refuse(peer.address, fault)
             self.lose(peer, "sent a wrong filled order")
