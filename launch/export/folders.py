@@ -239,7 +239,7 @@ def results(facts: CardFacts) -> Iterator[str]:
             interval = f"[{way.low:.1%}, {way.high:.1%}]"
             yield f"| {policy} | {name} | {way.accuracy:.1%} | {interval} | {found.n} | {way.cap} | {found.seed} |"
     newest = facts.evaluations[-1]
-    tasks = f"the test set ({public_source(newest.source)})" if "-test" in newest.label else "the run's held-out tasks"
+    tasks = f"the test set ({public_source(newest.source)})" if newest.of_test_set else "the run's held-out tasks"
     yield f"\nMeasured on {tasks} with the run's verifier. Nothing else was measured.\n"
 
 

@@ -106,7 +106,7 @@ def evaluations(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
 
 def evaluation_row(found: Evaluation) -> dict[str, Any]:
     ways = {name: share_row(way) for name, way in found.ways().items()}
-    return {"label": found.label, "step": found.version, "ways": ways}
+    return {"label": found.label, "in_curve": found.in_curve, "step": found.version, "ways": ways}
 
 
 def share_row(way: Decoded) -> dict[str, Any]:

@@ -11,7 +11,6 @@ Left out on purpose: smoothing and fits. Two means and their difference can be c
 """
 
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ from shared.run.reader import Run, State
 SHORTEST, LONGEST = 3, 10
 """Steps in a window."""
 REWARD = "reward/mean"
-OF_TRAINING = re.compile(r"base|final|step-\d+")
-"""Labels of the evaluations that a run makes itself; others are longer."""
 SURE_Z = 3.0
 """A change that chance makes once in 700 runs; with two, one run in twenty would be told something untrue."""
 
@@ -135,7 +132,7 @@ def view_of(run: Run) -> RunView:
 
 def of_training(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     """Those of the run itself on its first tasks, without `eval --test` or other tasks."""
-    found = [one for one in evaluations if OF_TRAINING.fullmatch(one.label)]
+    found = [one for one in evaluations if one.in_curve]
     return tuple(one for one in found if one.tasks_sha256 == found[0].tasks_sha256)
 
 

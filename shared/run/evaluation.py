@@ -3,6 +3,7 @@
 Left out on purpose: whole completions of all tasks. The last words of each greedy one are kept, and three in full.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain, count
@@ -14,6 +15,8 @@ from shared.errors import DamageError
 from shared.run.files import write_whole
 from shared.run.run_dir import RUN_DIR
 from shared.statistics import wilson
+
+IN_CURVE = re.compile(r"base|final|step-\d+")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +142,16 @@ class Evaluation(Record, frozen=True, kw_only=True):
             "sampled, long cap": self.long_sampled,
         }
         return {name: way for name, way in found.items() if way}
+
+    @property
+    def in_curve(self) -> bool:
+        """Whether it is a point of the run's accuracy over its steps; longer labels are of other tasks or options."""
+        return bool(IN_CURVE.fullmatch(self.label))
+
+    @property
+    def of_test_set(self) -> bool:
+        """Whether its tasks are those of `tasks.test`."""
+        return "-test" in self.label
 
     def kind(self) -> tuple[object, ...]:
         """Tasks, verifier, and caps, draws and temperature of each way: what two have in common that can be compared

@@ -131,7 +131,7 @@ function addTrained(keys) {
 function accuracy({ evaluations }) {
   const ways = [...new Set(evaluations.flatMap(({ ways }) => Object.keys(ways)))].slice(0, 2);
   const points = evaluations
-    .filter(({ label }) => /^(base|final|step-\d+)$/.test(label))
+    .filter(({ in_curve }) => in_curve)
     .flatMap((one) =>
       ways
         .map((way, kind) => one.ways[way] && { ...one.ways[way], kind, step: Math.max(1, one.step) })

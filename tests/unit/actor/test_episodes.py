@@ -1,7 +1,7 @@
 """Whole orders with environments: our own engine, real processes, and the learner's figures of what comes back."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -173,22 +173,34 @@ def test_an_environment_that_hangs_ends_its_rollouts_alone(rollout: Rollout, pol
     assert all(s == 0.0 for s, o in zip(filled.groups[1].scores, expected, strict=True) if o is Outcome.TIMEOUT)
 
 
-def test_a_named_reward_that_fails_is_no_zero_and_what_it_logs_is_kept(
-    rollout: Rollout, policy: Policy, model: Prompter, tmp_path: Path
-) -> None:
-    path = tmp_path / "rewards.py"
-    path.write_text(
-        """
-def late(number, log_metric, log_extra, **columns):
+@contextmanager
+def with_reward(rollout: Rollout, model: Prompter, file: Path, code: str) -> Iterator[Rollout]:
+    """One whose completions `reward` of this code scores too."""
+    file.write_text(code)
+    verifier = VerifierConfig(kind="environment", rewards={f"{file}:reward": 0.5})
+    with closing(ScorePool(verifier)) as scorer:
+        yield Rollout(rollout.engine, scorer, NoLease(), model.text, episodes=rollout.episodes)
+
+
+FAILS = """
+def reward(number, log_metric, log_extra, **columns):
     log_metric("seen", 3)
     log_extra("shown", [f"number {one}" for one in number])
     return [float("nan") if one == "0" else 0.25 for one in number]
 """
-    )
-    spec = f"{path}:late"
-    with closing(ScorePool(VerifierConfig(kind="environment", rewards={spec: 0.5}))) as scorer:
-        own = Rollout(rollout.engine, scorer, NoLease(), model.text, episodes=rollout.episodes)
-        failed, lost = fill(own, policy, order(model, "", "hang")).groups
+SHOWS = """
+def reward(completions, completion_ids, log_extra, **columns):
+    log_extra("text", [str(text.encode()) for text in completions])
+    log_extra("ids", completion_ids)
+    return [0.0 for _ in completions]
+"""
+
+
+def test_a_named_reward_that_fails_is_no_zero_and_what_it_logs_is_kept(
+    rollout: Rollout, policy: Policy, model: Prompter, tmp_path: Path
+) -> None:
+    with with_reward(rollout, model, tmp_path / "rewards.py", FAILS) as scored:
+        failed, lost = fill(scored, policy, order(model, "", "hang")).groups
     assert set(failed.outcomes) == {Outcome.ERROR} and set(failed.scores) == {0.0}
     assert Outcome.TIMEOUT in lost.outcomes
     for number, group in enumerate((failed, lost)):
@@ -199,20 +211,8 @@ def late(number, log_metric, log_extra, **columns):
 def test_functions_get_all_turns_and_what_is_between_them(
     rollout: Rollout, policy: Policy, model: Prompter, tmp_path: Path
 ) -> None:
-    path = tmp_path / "rewards.py"
-    path.write_text(
-        """
-def shows(completions, completion_ids, log_extra, **columns):
-    log_extra("text", [str(text.encode()) for text in completions])
-    log_extra("ids", completion_ids)
-    return [0.0 for _ in completions]
-"""
-    )
-    spec = f"{path}:shows"
-    with closing(ScorePool(VerifierConfig(kind="environment", rewards={spec: 1.0}))) as scorer:
-        own = Rollout(rollout.engine, scorer, NoLease(), model.text, episodes=rollout.episodes)
-        asked = order(model, cap=60)
-        group = fill(own, policy, asked).groups[0]
+    with with_reward(rollout, model, tmp_path / "rewards.py", SHOWS) as scored:
+        group = fill(scored, policy, order(model, cap=60)).groups[0]
     assert group.trained is not None and turns(group).max() > 1
     ends = np.cumsum(group.lengths)[:-1]
     for place, (ids, trained) in enumerate(
