@@ -26,14 +26,14 @@ CLOSED_PIPE = 141
 def main(argv: list[str], *, program: str = "python -m launch", system: str = sys.platform) -> int:
     """Returns the exit code. program: what the user called. system: of this machine."""
     try:
-        escape_what_cannot_be_spelled()
+        escape_unencodable()
         return run_safely(argv, program, system)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def escape_what_cannot_be_spelled() -> None:
+def escape_unencodable() -> None:
     """Names of files and texts of models may have characters that the encoding of a terminal lacks."""
     for output in (sys.stdout, sys.stderr):
         # A caller may have put another kind of stream there.
@@ -227,7 +227,7 @@ def look(args: "argparse.Namespace") -> int:
 
         return bundle(directories=args.directories, folder=args.bundle, megabytes=args.megabytes or BUNDLE_MEGABYTES)
     if args.command == "report":
-        refuse_option("--megabytes", args.megabytes, "is of a bundle; add --bundle DIR, or omit it")
+        refuse_option("--megabytes", args.megabytes, "it is only for a bundle; add --bundle DIR, or omit it")
         from launch.display.page.command import report
 
         return report(directories=args.directories, out=args.out)
@@ -265,7 +265,7 @@ def export(args: "argparse.Namespace") -> int:
     from launch.export.command import run_export
 
     if args.form == "peft":
-        refuse_option("--dtype", args.dtype, "is of merged weights, and peft keeps fp32; add --as merged, or omit it")
+        refuse_option("--dtype", args.dtype, "only merged weights have one; add --as merged, or omit it")
     return run_export(
         directory=args.directory,
         form=args.form,

@@ -30,7 +30,7 @@ import msgspec
 
 from actor.scoring.fork_server_process import environment
 from actor.verifiers.reward_arguments import accepted, as_in_the_data
-from actor.verifiers.reward_function import Loop, as_coroutine, find_reward_function, in_words
+from actor.verifiers.reward_function import EventLoop, as_coroutine, find_reward_function, in_words
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
 
@@ -55,7 +55,7 @@ class Environment:
 
     def __init__(self, config: EnvironmentConfig) -> None:
         """RewardError if the file cannot be used."""
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.instance = find_environment(config.function) if config.function else None
         functions = [find_reward_function(spec, "environment.tools") for spec in config.tools]
         methods = methods_of(self.instance) if self.instance is not None else []
@@ -127,7 +127,7 @@ def methods_of(instance: object) -> list[Callable[..., Any]]:
     return [getattr(instance, name) for name in names if name not in RESERVED and not name.startswith("_")]
 
 
-def result_of(function: Callable[..., Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+def result_of(function: Callable[..., Any], arguments: Mapping[str, Any], loop: EventLoop) -> Any:
     result = function(**arguments)
     return loop.run(as_coroutine(result)) if inspect.isawaitable(result) else result
 

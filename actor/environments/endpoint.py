@@ -43,7 +43,7 @@ from actor.environments.chat_api import (
 )
 from actor.environments.contract import Program, result_of
 from actor.verifiers.reward_arguments import accepted, as_in_the_data
-from actor.verifiers.reward_function import Loop
+from actor.verifiers.reward_function import EventLoop
 
 MAX_BODY_BYTES = 4 << 20
 MAX_CONNECTIONS = 64
@@ -210,7 +210,7 @@ class Agent:
     """The user's program and its endpoint."""
 
     def __init__(self, program: Program, ask: Ask) -> None:
-        self.program, self.loop = program, Loop()
+        self.program, self.loop = program, EventLoop()
         self.endpoint = Endpoint(ask)
         threading.Thread(target=self.endpoint.serve_forever, daemon=True).start()
 

@@ -54,7 +54,7 @@ class Seat:
         self.loss_to_tell = False
         """Whether the episode's process is gone, which its next call must be told."""
         self.load_fault: Lost | None = None
-        """Why there is no process for the episode. The next one tries again."""
+        """Why its process could not be loaded. The next episode tries again."""
         self.code: int | None = None
         """Of a process that has ended."""
         self.start()
@@ -78,7 +78,7 @@ class Seat:
         self.worker.send(call)
 
     def stop(self) -> None:
-        """The pool starts another process."""
+        """`start_more` starts another process, unless there is a load fault."""
         self.worker.kill()
         self.call, self.is_ready, self.is_loading = None, False, False
 
@@ -203,7 +203,7 @@ class EnvironmentPool:
         return {number: found[number] for number in calls}
 
     def forget_load_faults(self, calls: Mapping[int, Call]) -> None:
-        """Of those that begin an episode now."""
+        """Where an episode begins now, its process may be loaded again."""
         for number, call in calls.items():
             if number < len(self.seats) and isinstance(call, Reset | Act):
                 self.seats[number].load_fault = None

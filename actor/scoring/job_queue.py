@@ -36,7 +36,8 @@ def is_one_by_one(verifier: VerifierConfig) -> bool:
 
 
 def call_limit_s(verifier: VerifierConfig, num_jobs: int) -> float:
-    """For one reply. Beside a function, mathematics is not cut into small calls; it gets the time that they had."""
+    """Time limit of one reply. With a reward function, a call of `math` may have many jobs; it gets limit_s for every
+    CALL_JOBS of them."""
     calls = -(-num_jobs // CALL_JOBS) if verifier.kind == "math" and runs_functions(verifier) else 1
     return verifier.limit_s * calls
 

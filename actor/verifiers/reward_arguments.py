@@ -32,7 +32,7 @@ from shared.config.data import UNCONVERTED, RewardForm
 
 MAX_EXTRA_CHARS = 300
 MAX_LOGGED = 16
-"""Columns, and metrics, that the functions of a run may log: each crosses the wire with every group."""
+"""Columns, and metrics, that the functions may log in one call: each crosses the wire with every group."""
 GOLD_ANSWER = "gold_answer"
 NOT_FOR_FUNCTIONS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that are left out, as in TRL."""

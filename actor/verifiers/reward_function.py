@@ -116,14 +116,14 @@ def import_file(file: Path) -> ModuleType:
     return module
 
 
-class Loop:
+class EventLoop:
     """The event loop of a process. It is the same for all calls, so a connection that one opened stays usable."""
 
     def __init__(self) -> None:
         self.made: AbstractEventLoop | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Until it is done."""
+        """The result of the coroutine."""
         if self.made is None:
             # Costs a fifth of a worker's start; most functions are not async.
             from asyncio import new_event_loop
@@ -142,7 +142,7 @@ class RewardCalls:
     def __init__(self, form: RewardForm = "auto") -> None:
         self.form: RewardForm = form
         self.log = RewardLog()
-        self.loop = Loop()
+        self.loop = EventLoop()
 
     def values(self, functions: Sequence[RewardFunction], jobs: Sequence[ScoreJob]) -> list[list[object]]:
         """What one call of each function returns: one value per job. CallFailed if it is anything else."""

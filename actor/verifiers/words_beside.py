@@ -64,7 +64,7 @@ BEHIND = re.compile(
     rf"(?!-(?![ -]*[A-Za-z]{{2}})|[+/^<>~|&]|(?![{ACCENTED}])[{NO_SIGN}]|(?<=[*])[A-Za-z0-9({ACCENTED}]"
     rf"|[A-Zb-z](?![A-Za-z.{ACCENTED}]))"
 )
-# Ticks, stars and what Unicode has as pictures, with what joins or colors them; gaps are what denies or counts.
+# Ticks, stars and pictographs, and what joins or colors them. The gaps are pictographs that deny or mean a number.
 PICTURE = (
     "[\u200d\u2611\u2705\u2713\u2714\u2728\u2b50\ufe0f\U0001f300-\U0001f44d\U0001f44f-\U0001f4ae\U0001f4b0-\U0001f4ff"
     "\U0001f505-\U0001f518\U0001f525-\U0001f533\U0001f5f8\U0001f5f9\U0001f600-\U0001f644\U0001f646-\U0001f64f"

@@ -26,7 +26,7 @@ from shared.config.processes import EvalConfig, sent_dtype
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.process.entry_point import keep_to_itself
-from shared.run.evaluation import Evaluation, free_label, write_evaluation
+from shared.run.evaluation import Evaluation, label_for, write_evaluation
 from shared.run.files import disk_errors, make_folder, write_whole
 from shared.run.run_dir import RUN_DIR, RunDir
 
@@ -64,7 +64,7 @@ def evaluate_run(
     found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
     # Before it is written: the disk may be full by now.
     print_evaluation(make_console(), found)
-    label = free_label(run.eval, found)
+    label = label_for(run.eval, found)
     if label != found.label:
         print(f"'{found.label}' is an evaluation of other tasks, draws or caps and stays; this one is '{label}'")
         found = structs.replace(found, label=label)

@@ -67,7 +67,7 @@ def generate_completions(
 
 
 def open_policy(directory: Path | None, base: bool, which: str | None) -> tuple[Config, Checkpoint | None]:
-    """The configuration of a run and one of its checkpoints; no checkpoint means the base. which: or the newest."""
+    """The configuration of a run and one of its checkpoints; no checkpoint means the base. which: None for newest."""
     if directory is None:
         if which:
             raise ConfigError(f"--checkpoint got {which}, but no run was given; name its directory too.")

@@ -20,7 +20,7 @@ from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
 from shared.config.load import config_from_json
 from shared.config.processes import LinkConfig, bind_address
-from shared.process.lease import TURN
+from shared.process.lease import LEASE_BYTE
 from shared.process.processor import is_open
 from shared.run.file_lock import open_lock, signature, try_byte, try_lock
 from shared.run.run_dir import RunDir
@@ -166,7 +166,7 @@ def look_at_run(path: Path) -> RunFolder:
         keys_trouble=keys_trouble(run.keys) if is_run else "",
         keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,
         lock_owner=lock_owner(run.lock, try_lock),
-        lease_holder=lock_owner(run.lease, partial(try_byte, place=TURN)),
+        lease_holder=lock_owner(run.lease, partial(try_byte, place=LEASE_BYTE)),
     )
 
 

@@ -259,7 +259,7 @@ class Dispatcher:
         """Whether this order is open and correctly filled. A peer that fills an order incorrectly is removed."""
         order = self.orders.get(filled.order_id)
         if order is None or peer.sampled_before(filled, self.policies[order.policy_version]):
-            log.debug("order %s of %s is not open, or of before a restart", for_log(filled.order_id), peer.actor_id)
+            log.debug("order %s of %s is not open or was sampled before", for_log(filled.order_id), peer.actor_id)
             return False
         fault = self.check.fault(order, self.policies[order.policy_version], filled)
         if fault:

@@ -23,6 +23,7 @@ from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import StepMetrics
 
 MAX_LOGGED_NAMES = 64
+"""Names from log_metric that rows may have, from one start of the learner to the next."""
 
 log = logging.getLogger("learner")
 
@@ -65,7 +66,7 @@ class StepReport:
         self.turn = Turn(waited_s=0.0)
         self.unsaved = False
         self.logged: set[str] = set()
-        """Names of the metrics that reward functions log, since this start."""
+        """Names from log_metric that rows have had since this start."""
         self.said_limit = False
         self.trace = trace
         self.meter = meter
@@ -85,15 +86,15 @@ class StepReport:
 
     def record(self, step: int, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         metrics = step_metrics(step, collected, batch, result, self.clock(), self.curriculum(), self.shown)
-        metrics = structs.replace(metrics, logged=self.under_few_names(metrics.logged))
+        metrics = structs.replace(metrics, logged=self.within_name_limit(metrics.logged))
         self.files.step(step, metrics, collected, batch, result)
         self.stop_requested = self.stop()
         self.unsaved = True
         if self.due(step + 1):
             self.save(step + 1)
 
-    def under_few_names(self, logged: Mapping[str, float]) -> dict[str, float]:
-        """Without those of new names beyond the limit: each name is a column of all steps for whoever reads them."""
+    def within_name_limit(self, logged: Mapping[str, float]) -> dict[str, float]:
+        """Without new names beyond the limit: each name is a column of all steps for whoever reads them."""
         new = [name for name in logged if name not in self.logged]
         room = MAX_LOGGED_NAMES - len(self.logged)
         self.logged.update(new[:room])

@@ -148,7 +148,8 @@ def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_a
 
 
 def as_configured(source: str, config: TasksConfig) -> Known:
-    """What it has, by the keys of [tasks] where they are about it."""
+    """Subset and columns of a source. The keys of [tasks] win, except over those of a named source other than
+    tasks.source."""
     has = known(source)
     if has is not UNKNOWN and source != config.source:
         return has

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
-TURN = 0
-"""The byte of who has the lease; the places in the line follow."""
+LEASE_BYTE = 0
+"""Of the lock file: locked by the process that has the lease. The places in the line follow."""
 PLACES = 16
 """In the line. Beyond them, whoever asks first when one becomes free is the next."""
 ROOM_S = 10.0
@@ -198,7 +198,7 @@ class NoLease:
 def stand_in_line(fd: int, meanwhile: Callable[[], None]) -> None:
     """From the last place to the first, then to the lease. Nobody overtakes, since no place is left before the next one
     is taken."""
-    for place in range(PLACES, TURN - 1, -1):
+    for place in range(PLACES, LEASE_BYTE - 1, -1):
         poll(partial(try_byte, fd, place), meanwhile)
         if place < PLACES:
             free_byte(fd, place + 1)

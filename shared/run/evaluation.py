@@ -154,8 +154,8 @@ class Evaluation(Record, frozen=True, kw_only=True):
         return "-test" in self.label
 
     def kind(self) -> tuple[object, ...]:
-        """Tasks, verifier, and caps, draws and temperature of each way: what two have in common that can be compared
-        in all their figures."""
+        """Tasks, verifier, and caps, draws and temperature of each way. If two evaluations have the same, all their
+        figures can be compared."""
         ways = {name: (way.cap, way.draws, way.temperature) for name, way in self.ways().items()}
         return self.tasks_sha256, self.verifier, ways
 
@@ -189,9 +189,9 @@ def right(evaluation: Evaluation) -> list[float]:
     return [float(task.greedy == "correct") for task in evaluation.task_results]
 
 
-def free_label(folder: Path, found: Evaluation) -> str:
-    """The label under which it replaces no evaluation of another kind: its own, or `base-n4x8` for 4 tasks of 8 draws,
-    `base-n4x8-cap512` with a long cap."""
+def label_for(folder: Path, found: Evaluation) -> str:
+    """The label to write it under: its own, if that is not taken or is of the same kind, which is then replaced; else
+    a longer one, `base-n4x8` for 4 tasks of 8 draws, `base-n4x8-cap512` with a long cap."""
     longer = f"{found.label}-n{found.n}x{found.sampled.draws}"
     if long := found.long_greedy:
         longer += f"-cap{long.cap}"
@@ -201,7 +201,7 @@ def free_label(folder: Path, found: Evaluation) -> str:
             kept = read_evaluation(folder / f"{label}.json")
             if kept is None or kept.kind() == found.kind():
                 return label
-    raise AssertionError("the numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:

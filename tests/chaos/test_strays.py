@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.process.lease import TURN
+from shared.process.lease import LEASE_BYTE
 from shared.run.file_lock import open_lock, try_byte, try_lock
 from tests.support.runs import SMALL, num_rows, processes_of, sets, start, wait_until
 
@@ -76,7 +76,7 @@ def test_nothing_of_a_run_is_left(tmp_path: Path, how: str, code: int | None) ->
     wait_until(
         lambda: not left(family, seconds) and not processes_of(out, "actor"), "the end of all processes", seconds=20
     )
-    for name, take in (("lock", try_lock), ("lease/lock", partial(try_byte, place=TURN))):
+    for name, take in (("lock", try_lock), ("lease/lock", partial(try_byte, place=LEASE_BYTE))):
         descriptor = open_lock(out / name)
         assert take(descriptor)
         os.close(descriptor)

@@ -99,7 +99,7 @@ def outcome(run: Path) -> dict[str, Any]:
     """All of a finished run that must not depend on what it went through."""
     from learner.durable.journal import Journal
     from learner.durable.recorder import orders_in, ranks_from, read
-    from shared.process.lease import TURN
+    from shared.process.lease import LEASE_BYTE
     from shared.run.file_lock import open_lock, try_byte, try_lock
 
     summary = json.loads((run / "summary.json").read_text())
@@ -107,7 +107,7 @@ def outcome(run: Path) -> dict[str, Any]:
     payloads = Journal.read(run / "journal").records()
     packed = [one for payload in payloads if not ranks_from(payload) for one in orders_in(payload).values()]
     ids = Counter(group.group_id for one in packed for group in read(one).groups)
-    for lock, take in ((run / "lock", try_lock), (run / "lease" / "lock", partial(try_byte, place=TURN))):
+    for lock, take in ((run / "lock", try_lock), (run / "lease" / "lock", partial(try_byte, place=LEASE_BYTE))):
         fd = open_lock(lock)
         assert take(fd), f"{lock} is still locked"
         os.close(fd)

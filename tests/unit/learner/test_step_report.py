@@ -76,10 +76,10 @@ def test_each_step_is_a_row() -> None:
 def test_metrics_of_ever_new_names_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     report = report_over(NotedFiles())
     first = {f"{number}": 1.0 for number in range(60)}
-    assert report.under_few_names(first) == first
+    assert report.within_name_limit(first) == first
     later = {"59": 2.0, **{f"{number}": 3.0 for number in range(60, 70)}}
-    assert list(report.under_few_names(later)) == ["59", "60", "61", "62", "63"]
-    assert report.under_few_names({"one more": 1.0, "7": 4.0}) == {"7": 4.0}
+    assert list(report.within_name_limit(later)) == ["59", "60", "61", "62", "63"]
+    assert report.within_name_limit({"one more": 1.0, "7": 4.0}) == {"7": 4.0}
     (said,) = (record.getMessage() for record in caplog.records)
     assert said == "log_metric got more than 64 names; 64 is left out"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from shared.run.evaluation import Evaluation, free_label, write_evaluation
+from shared.run.evaluation import Evaluation, label_for, write_evaluation
 from tests.support.fakes import toy_evaluation
 
 
@@ -15,23 +15,23 @@ def of(tasks: int, draws: int = 1, long_cap: int = 0, label: str = "base") -> Ev
 
 
 def test_the_same_evaluation_again_replaces_the_former(tmp_path: Path) -> None:
-    assert free_label(tmp_path, of(256, 4)) == "base"
+    assert label_for(tmp_path, of(256, 4)) == "base"
     write_evaluation(tmp_path, of(256, 4))
-    assert free_label(tmp_path, structs.replace(of(256, 4), adapter_sha256="of another start")) == "base"
+    assert label_for(tmp_path, structs.replace(of(256, 4), adapter_sha256="of another start")) == "base"
 
 
 def test_one_of_other_tasks_draws_or_caps_gets_a_label_of_its_own(tmp_path: Path) -> None:
     write_evaluation(tmp_path, of(256, 4))
-    assert free_label(tmp_path, of(4, 4)) == "base-n4x4"
-    assert free_label(tmp_path, of(256, 1)) == "base-n256x1"
-    assert free_label(tmp_path, of(256, 4, long_cap=512)) == "base-n256x4-cap512"
+    assert label_for(tmp_path, of(4, 4)) == "base-n4x4"
+    assert label_for(tmp_path, of(256, 1)) == "base-n256x1"
+    assert label_for(tmp_path, of(256, 4, long_cap=512)) == "base-n256x4-cap512"
     write_evaluation(tmp_path, of(256, 4, label="step-000040-test"))
-    assert free_label(tmp_path, of(5, 8, label="step-000040-test")) == "step-000040-test-n5x8"
+    assert label_for(tmp_path, of(5, 8, label="step-000040-test")) == "step-000040-test-n5x8"
 
 
 def test_other_tasks_of_the_same_number_are_counted(tmp_path: Path) -> None:
     write_evaluation(tmp_path, of(256))
     write_evaluation(tmp_path, of(4, label="base-n4x1"))
     others = structs.replace(of(4), tasks_sha256="others")
-    assert free_label(tmp_path, of(4)) == "base-n4x1"
-    assert free_label(tmp_path, others) == "base-n4x1-2"
+    assert label_for(tmp_path, of(4)) == "base-n4x1"
+    assert label_for(tmp_path, others) == "base-n4x1-2"
