@@ -243,6 +243,7 @@ class Session:
             self.totals.best,
             self.meter.unread,
             self.dispatcher.peers.report,
+            sampled=not config.is_warm_start,
         )
 
     def run_to_end(self) -> None:

@@ -73,7 +73,7 @@ def answer_row(group: RolloutGroup, number: int, place: int) -> dict[str, Any]:
             "ratio": known(sample.ratio()),
             "mismatch": known(sample.mismatch()),
             "advantage": known(sample.push()),
-            "actor": sample.logprob,
+            "actor": known(sample.logprob),
             "learner": known(sample.learner()),
         },
     }

@@ -65,10 +65,12 @@ class StepFacts:
 class RolloutLog:
     """rollouts.jsonl of a run."""
 
-    def __init__(self, lines: LineLog, limits: LogConfig, words: Words) -> None:
+    def __init__(self, lines: LineLog, limits: LogConfig, words: Words, *, sampled: bool = True) -> None:
+        """sampled: whether an actor wrote the completions. Those of a warm start have no log-prob of an actor."""
         self.lines = lines
         self.limits = limits
         self.words = words
+        self.sampled = sampled
 
     def log(self, step: int, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         """step: from 0."""
@@ -128,8 +130,8 @@ class RolloutLog:
                 finish=group.finishes[index],
                 advantage=round(taught.sample.advantage, GAP_DIGITS) if taught else None,
                 kept=bool(judged.kept[index]),
-                logprob=logprob,
-                gap=gap(used, facts.learner.get(name)),
+                logprob=logprob if self.sampled else [None] * len(tokens),
+                gap=gap(used, facts.learner.get(name)) if self.sampled else None,
                 entropy=entropy,
                 mask=taught.selected.astype(int).tolist() if taught else None,
             )

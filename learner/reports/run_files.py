@@ -40,9 +40,11 @@ class RunFiles:
         best: Best | None = None,
         unread: Mapping[str, str] = MappingProxyType({}),
         actors: Callable[[], ActorsReport] = ActorsReport,
+        *,
+        sampled: bool = True,
     ) -> None:
         """log: how much of the rollouts is kept. best: of the run before this start. unread: sources of energy without
-        a figure, and why. actors: asked once for a row."""
+        a figure, and why. actors: asked once for a row. sampled: as of RolloutLog."""
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
@@ -56,7 +58,7 @@ class RunFiles:
         self.shown: set[int] = set()
         self.unreported: deque[Evaluation] = deque()
         self.metrics = MetricsLog(LineLog(run.metrics))
-        self.rollouts = RolloutLog(LineLog(run.rollouts), log, words)
+        self.rollouts = RolloutLog(LineLog(run.rollouts), log, words, sampled=sampled)
 
     def resume_at(self, step: int) -> None:
         self.metrics.resume_at(step)

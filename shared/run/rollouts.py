@@ -106,9 +106,9 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     """Whether it counts in the means of its group."""
     logprob: Values
-    """[T] of the actor; 0 where the token was not sampled."""
+    """[T] of the actor; 0 where the token was not sampled, None in a warm start, whose answers no actor wrote."""
     gap: Values | None
-    """[T] the learner's log-prob minus the actor's; None where the learner computed none."""
+    """[T] the learner's log-prob minus the actor's; None where the learner computed none, and in a warm start."""
     entropy: Values | None
     """[T] nats; None if the engine does not tell."""
     mask: list[int] | None

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="needs the extra `ui`")
 
+from launch.ui.group_rows import answer_row
 from launch.ui.monitor import shortened
 from shared.run.evaluation import write_evaluation
 from shared.run.files import LineLog
@@ -244,6 +245,13 @@ def test_the_tokens_of_an_answer_with_their_figures(page: Window) -> None:
     assert found["values"]["advantage"][:2] == [0.0, 0.7]
     idle = page.ask("runs/first/steps/5/1/0")["values"]
     assert idle["mask"] is None and idle["ratio"] is None and idle["entropy"] is not None
+
+
+def test_an_answer_that_no_actor_wrote_has_no_probability() -> None:
+    (found, *_) = usual_groups(1)
+    one = msgspec.structs.replace(found.samples[0], logprob=[None] * len(found.samples[0].ids), gap=None)
+    values = answer_row(msgspec.structs.replace(found, samples=(one,)), 0, 0)["values"]
+    assert values["actor"] is values["learner"] is values["ratio"] is values["mismatch"] is None
 
 
 def test_the_same_task_in_all_steps(page: Window) -> None:

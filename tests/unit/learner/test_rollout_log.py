@@ -121,6 +121,17 @@ def test_the_gap_is_what_the_learner_had_more(tmp_path: Path) -> None:
     assert [one for one in sample.learner() if one is not None] == pytest.approx(learner, abs=1e-4)
 
 
+def test_answers_that_no_actor_wrote_have_no_ratio_and_no_mismatch(tmp_path: Path) -> None:
+    used = batch().samples[1]
+    stats = update_stats(logprobs={used.sample.name: np.full(int(used.used.sum()), -2.0, np.float32)})
+    log = RolloutLog(LineLog(tmp_path / "rollouts.jsonl"), CONFIG.log, spelled_words(), sampled=False)
+    log.log(4, collected_of(filled_orders(), CONFIG), batch(), StepResult(stats=stats))
+    for sample in rows(tmp_path / "rollouts.jsonl")[0].samples:
+        nothing = [None] * len(sample.ids)
+        assert sample.logprob == sample.learner() == sample.ratio() == sample.mismatch() == nothing
+        assert sample.gap is None
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 def test_an_update_tells_the_log_probs_it_began_with(updates: int, checkpoint: Path) -> None:
     config = Config(loss=LossConfig(entropy_fraction=0.5), batch=BatchConfig(updates=updates, token_budget=20))
