@@ -15,6 +15,8 @@ from shared.run.growing_file import GrowingFile
 from shared.run.metrics import Row, parsed
 
 PHASES = ("rollout", "verify", "swap", "update", "idle")
+IN_TURNS = ("rollout", "swap")
+"""What actors on one card, or on too few cores, do one after the other."""
 WINDOW = 5
 """Steps in a moving mean."""
 
@@ -74,10 +76,29 @@ def steps_done(rows: Sequence[Row]) -> int:
 
 def time_shares(rows: Sequence[Row]) -> dict[str, float]:
     """Share of each phase in the time of the last steps."""
-    seconds = {phase: mean(rows[-WINDOW:], f"time/{phase}_s") for phase in PHASES}
+    late = [phase_seconds(row) for row in rows[-WINDOW:]]
+    seconds = {phase: mean(late, phase) for phase in PHASES}
     known = {phase: s for phase, s in seconds.items() if not math.isnan(s)}
     total = sum(known.values())
     return {phase: s / total for phase, s in known.items()} if total > 0 else {}
+
+
+def phase_seconds(row: Row) -> dict[str, float]:
+    """How long each phase of a step was. A row has the sum over all actors, who score at once; they also decode at
+    once, unless they take turns, and then all of it fits into the step. The page does the same (ui/static/figures.js).
+    """
+    found = {phase: value(row, f"time/{phase}_s") for phase in PHASES}
+    count = actors_at_work(row)
+    found["verify"] /= count
+    left = value(row, "time/step_s") - found["update"] - found["verify"]
+    summed = sum(found[phase] for phase in IN_TURNS if not math.isnan(found[phase]))
+    at_once = min(count, max(1.0, summed / left)) if left > 0 else count
+    return found | {phase: found[phase] / at_once for phase in IN_TURNS}
+
+
+def actors_at_work(row: Row) -> int:
+    """Those that had an order in this step; 1 in a run with one actor."""
+    return max(1, sum(value(figures, "waiting") < 1.0 for figures in actor_figures(row).values()))
 
 
 def outcome_shares(row: Row) -> dict[str, float]:

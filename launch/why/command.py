@@ -4,8 +4,8 @@ summary.json.
     files -> RunView -> rules -> verdicts, by sure * harm, the largest first
 
 The fault that costs training the most comes first, so that is the one to look at. Without a fault the verdict says what
-the run is doing: `learning`, `finished`, `steady`, `not started`, or that it is too early to say. That a run was killed
-or stopped is said last.
+the run is doing: `learning`, `finished`, `steady`, `not started`, or that it is too early to say. That a run was
+killed, stopped or failed is said last.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def verdicts(view: RunView) -> list[RunVerdict]:
 
 
 def early_end(view: RunView) -> Iterator[RunVerdict]:
-    """Before its last step, and not by a fault of its own. It costs no training, so it comes last."""
+    """That it was killed or stopped, or that a process failed. It costs no training, so it comes last."""
     done = f"after {len(view.rows)} of {view.config.run.steps} steps"
     told = f"{done}; {goal_change(view)}" if len(view.rows) >= FEWEST else done
     if view.state == "dead":
@@ -67,6 +67,15 @@ def early_end(view: RunView) -> Iterator[RunVerdict]:
             fault=True,
             evidence=f"its learner is gone {told}",
             remedy="Go on with `resume`; logs/learner.log and logs/supervisor.log may say why",
+            sure=1.0,
+            harm=0.0,
+        )
+    elif view.state == "failed":
+        yield RunVerdict(
+            name="a process failed",
+            fault=True,
+            evidence=f"the run ended {told}",
+            remedy="Read the end of logs/learner.log and logs/actor0.log, then `resume`",
             sure=1.0,
             harm=0.0,
         )
@@ -85,16 +94,7 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
     """What a run does that no rule objects to."""
     steps, key, reward = len(view.rows), goal(view.rows), goal_change(view)
     solved = key == REWARD and view.now(key) >= NEARLY_ALL
-    if view.state == "failed":
-        yield RunVerdict(
-            name="a process failed",
-            fault=True,
-            evidence=f"the run ended after {steps} steps, and its figures show no cause",
-            remedy="Read the end of logs/learner.log and logs/actor0.log, then `resume`",
-            sure=1.0,
-            harm=1.0,
-        )
-    elif steps < FEWEST:
+    if steps < FEWEST:
         yield of_few_steps(view)
     elif view.state == "done" and (view.rises or solved):
         yield fine("finished", reward, "`compare` and `export` come next")

@@ -7,9 +7,9 @@ As in answers.py, a rule is a pure function of a RunView, and its threshold is a
 import math
 from collections.abc import Iterator
 
-from launch.display.watch import known
+from launch.display.watch import known, mean, phase_seconds, steps_done
 from launch.why.answers import NEARLY_ALL, percent
-from launch.why.view import REWARD, RunView, ratio
+from launch.why.view import REWARD, SURE_Z, RunView, ratio
 from shared.embedded import EMBEDDED
 from shared.run.summary import RunVerdict
 
@@ -52,13 +52,14 @@ ALONE = 0.9
 
 def refused(view: RunView) -> Iterator[RunVerdict]:
     steps = sum(bool(count) for count in known(view.rows, "groups/quarantined"))
-    stopped = view.state == "failed" and view.refused > 0
+    # An older batch is of a step that went on without it.
+    stopped = view.state == "failed" and max(view.refused, default=0) == steps_done(view.rows) + 1
     if stopped or steps >= max(1, REFUSED * len(view.rows)):
         yield RunVerdict(
             name="updates are refused",
             fault=True,
-            evidence=f"{max(steps, view.refused)} updates in {len(view.rows)} steps had a gradient that is not finite"
-            " or far too large; their batches are in quarantine/",
+            evidence=f"{max(steps, len(view.refused))} updates in {len(view.rows)} steps had a gradient that is not"
+            " finite or far too large; their batches are in quarantine/",
             remedy="`replay --batch` repeats one and names the cause; then try --set"
             f" optimizer.lr={view.config.optimizer.lr / 10:.2g}, or `resume --on-fault skip`",
             sure=1.0,
@@ -67,12 +68,12 @@ def refused(view: RunView) -> Iterator[RunVerdict]:
 
 
 def still_zero(view: RunView) -> Iterator[RunVerdict]:
-    zero, matrices = view.zero_b or (0, 0)
-    if matrices and zero == matrices and view.updates:
+    saved = view.saved
+    if saved and saved.zero == saved.matrices and (updates := view.updates_until(saved.step)):
         yield RunVerdict(
             name="the adapter is still zero",
             fault=True,
-            evidence=f"all {matrices} LoRA-B matrices are exactly 0 after {view.updates} updates",
+            evidence=f"all {saved.matrices} LoRA-B matrices are exactly 0 after {updates} updates",
             remedy=f"The updates are too small to count: look at optimizer.lr ({view.config.optimizer.lr:g}) and"
             " grad_norm in metrics.jsonl",
             sure=1.0,
@@ -142,10 +143,11 @@ def mismatch(view: RunView) -> Iterator[RunVerdict]:
     lag, dtype = view.config.pipeline.max_lag, view.config.compute.dtype
     floor = MISMATCH["lag"] if lag else MISMATCH.get(dtype, MISMATCH["other"])
     if now >= floor and now >= GROWN * was:
+        growth = f"{now / was:.0f} times as much as at first" if was else "and not at all at first"
         yield RunVerdict(
             name="mismatch grows",
             fault=True,
-            evidence=f"actor and learner differ by {now:.2g} nats a token, {now / was:.0f} times as much as at first",
+            evidence=f"actor and learner differ by {now:.2g} nats a token, {growth}",
             remedy="Try --set pipeline.max_lag=0 and a smaller optimizer.lr"
             if lag
             else "Try --set compute.dtype=fp32, or the engine `hf` in place of vllm; `doctor` checks both",
@@ -171,6 +173,20 @@ def weights(view: RunView) -> Iterator[RunVerdict]:
         )
 
 
+def loss_rises(view: RunView) -> Iterator[RunVerdict]:
+    """What a warm start, or a distillation, should lower."""
+    key, name = ("loss", "the loss rises") if view.config.is_warm_start else ("teacher/kl", "the teacher is left")
+    if view.z(key) >= SURE_Z:
+        yield RunVerdict(
+            name=name,
+            fault=True,
+            evidence=f"{key} went from {view.was(key):.2f} to {view.now(key):.2f} in {len(view.rows)} steps",
+            remedy=f"Begin again with --set optimizer.lr={view.config.optimizer.lr / 3:.2g}",
+            sure=0.9,
+            harm=0.95,
+        )
+
+
 def always_clipped(view: RunView) -> Iterator[RunVerdict]:
     norms, limit = known(view.rows, "grad_norm")[-ALWAYS:], view.config.optimizer.max_grad_norm
     if len(norms) == ALWAYS and min(norms) >= 10 * limit and not view.rises:
@@ -188,9 +204,9 @@ def always_clipped(view: RunView) -> Iterator[RunVerdict]:
 
 def waits(view: RunView) -> Iterator[RunVerdict]:
     """Which process waits, and how much. At a lag both may work at the same time; else they take turns."""
-    step, update = view.now("time/step_s"), view.now("time/update_s")
-    acts = view.now("time/rollout_s") + view.now("time/verify_s")
-    idle, scoring = ratio(view.now("time/idle_s"), step), ratio(view.now("time/verify_s"), step)
+    times, step = [phase_seconds(row) for row in view.late], view.now("time/step_s")
+    decode, verify, update, idle_s = (mean(times, phase) for phase in ("rollout", "verify", "update", "idle"))
+    acts, idle, scoring = decode + verify, ratio(idle_s, step), ratio(verify, step)
     lag = view.config.pipeline.max_lag
     learner, actor, most = 1 - ratio(update, step), 1 - ratio(acts, step), WAITS if lag else ALONE
     if scoring >= WAITS:
@@ -218,5 +234,5 @@ def waits(view: RunView) -> Iterator[RunVerdict]:
 
 
 RULES = (refused, still_zero, rate_too_small, entropy, broken, mismatch, weights, always_clipped, waits)
-WITHOUT_REWARD = (refused, still_zero, mismatch, weights)
+WITHOUT_REWARD = (refused, still_zero, loss_rises, mismatch, weights)
 """For a warm start and for distillation, which do not learn from rewards."""

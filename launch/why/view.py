@@ -14,23 +14,34 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from launch.display.watch import goal, known, mean, value
+from launch.display.watch import goal, known, mean, step_of, steps_done, value
 from shared.config.tree import Config
 from shared.run.evaluation import Evaluation
 from shared.run.file_lock import is_locked
 from shared.run.metrics import Row
-from shared.run.reader import Run, State
+from shared.run.reader import Run, SavedStep, State
 
 SHORTEST, LONGEST = 3, 10
 """Steps in a window."""
 REWARD = "reward/mean"
 SURE_Z = 3.0
 """A change that chance makes once in 700 runs; with two, one run in twenty would be told something untrue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What the adapter of a checkpoint shows."""
+
+    step: int
+    """Steps that it has seen."""
+    zero: int
+    """LoRA-B matrices that are exactly zero."""
+    matrices: int
+    """All LoRA-B matrices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +57,10 @@ class RunView:
     """Whether a process has its lock."""
     evaluations: Sequence[Evaluation] = ()
     """Of the same held-out tasks, the oldest policy first."""
-    refused: int = 0
-    """Batches in quarantine/."""
-    zero_b: tuple[int, int] | None = None
-    """LoRA-B matrices of the newest checkpoint that are exactly zero, and all of them; None without a checkpoint."""
+    refused: Sequence[int] = ()
+    """Steps of the batches in quarantine/."""
+    saved: Saved | None = None
+    """Of the newest checkpoint, if there is one."""
 
     @property
     def window(self) -> int:
@@ -79,7 +90,11 @@ class RunView:
     @property
     def updates(self) -> int:
         """Steps that changed the policy."""
-        return sum(not math.isnan(value(row, "grad_norm")) for row in self.rows)
+        return self.updates_until(steps_done(self.rows))
+
+    def updates_until(self, step: int) -> int:
+        """As many as a checkpoint of this step has seen."""
+        return sum(not math.isnan(value(row, "grad_norm")) for row in self.rows if step_of(row) <= step)
 
     def z(self, key: str = REWARD) -> float:
         """Change from the first to the last window in standard errors; 0 if there are too few steps for two."""
@@ -125,8 +140,8 @@ def view_of(run: Run) -> RunView:
         state=run.state(),
         in_use=is_locked(run.files.lock),
         evaluations=of_training(run.evaluations()),
-        refused=len(run.quarantine()),
-        zero_b=zero_matrices(run.files.checkpoints),
+        refused=[batch.step for batch in run.quarantine()],
+        saved=newest_saved(run.checkpoints()),
     )
 
 
@@ -136,11 +151,14 @@ def of_training(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     return tuple(one for one in found if one.tasks_sha256 == found[0].tasks_sha256)
 
 
-def zero_matrices(checkpoints: Path) -> tuple[int, int] | None:
-    folders = sorted(checkpoints.glob("step-*"))
+def newest_saved(checkpoints: Sequence[SavedStep]) -> Saved | None:
+    if not checkpoints:
+        return None
+    newest = checkpoints[-1]
     try:
-        tensors = load_file(folders[-1] / "adapter_model.safetensors") if folders else {}
+        tensors = load_file(newest.path / "adapter_model.safetensors")
     except (OSError, SafetensorError):
         return None
     matrices = [tensor for name, tensor in tensors.items() if "lora_B" in name]
-    return (sum(not matrix.any() for matrix in matrices), len(matrices)) if matrices else None
+    zero = sum(not matrix.any() for matrix in matrices)
+    return Saved(step=newest.step, zero=zero, matrices=len(matrices)) if matrices else None

@@ -128,7 +128,14 @@ def visit_to(browser: Any, opened: Window, **context: Any) -> Visit:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     usual_run(folder / "first")
-    usual_run(folder / "second", right=60, reward_mean=(0.5, 0.7), actors=ACTORS, limited={"link.credits": 0.25})
+    usual_run(
+        folder / "second",
+        right=60,
+        reward_mean=(0.5, 0.7),
+        rollout_s=1.0,
+        actors=ACTORS,
+        limited={"link.credits": 0.25},
+    )
     hacked_run(folder / "hacked")
     long_run(folder / "long")
     return folder

@@ -86,16 +86,10 @@ export function specs(found, curves) {
     { title: "Tokens per second", lines: [line("tokens_per_s", "tokens/s")], zero: true },
     {
       title: "Step time",
-      hint: "Where the time of a step went",
+      hint: "Where the time of a step went; what several actors did at once counts once",
       kind: "stack",
       format: s,
-      lines: [
-        line("time/rollout_s", "decoding"),
-        line("time/verify_s", "scoring"),
-        line("time/swap_s", "swap"),
-        line("time/update_s", "update"),
-        line("time/idle_s", "neither"),
-      ],
+      lines: stepTime(curves),
     },
     {
       title: "Energy of a step",
@@ -125,6 +119,28 @@ function addTrained(keys) {
     value === null ? null : value - (idle[place] ?? 0) - (quarantined?.[place] ?? 0),
   );
   keys["groups/trained"] = { mean };
+}
+
+// A row has the sum over all actors, who score at once; they also decode at once, unless they take turns, and then all
+// of it fits into the step. As phase_seconds of launch/display/watch.py.
+function stepTime({ keys, steps }) {
+  const waiting = Object.keys(keys)
+    .filter((key) => /^actors\/.*\/waiting$/.test(key))
+    .map((key) => keys[key].mean);
+  const divisors = steps.map((_, place) => {
+    const at = (name) => keys[`time/${name}_s`]?.mean[place] ?? 0;
+    const count = Math.max(1, waiting.filter((mean) => mean[place] !== null && mean[place] < 1).length);
+    const left = at("step") - at("update") - at("verify") / count;
+    const atOnce = left > 0 ? Math.min(count, Math.max(1, (at("rollout") + at("swap")) / left)) : count;
+    return { verify: count, rollout: atOnce, swap: atOnce };
+  });
+  const names = { rollout: "decoding", verify: "scoring", swap: "swap", update: "update", idle: "neither" };
+  return Object.entries(names).map(([phase, name]) => {
+    const sums = keys[`time/${phase}_s`]?.mean;
+    const one = (value, place) => (value === null ? null : value / (divisors[place][phase] ?? 1));
+    if (sums) keys[`phase/${phase}`] = { mean: sums.map(one) };
+    return line(`phase/${phase}`, name);
+  });
 }
 
 // Evaluation of the base, before the first update, is drawn at the first step.

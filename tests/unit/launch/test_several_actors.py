@@ -1,5 +1,6 @@
 """Several actors beside one learner: their processes, what they need, and what is said of those without work."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from launch.__main__ import main
 from launch.cli import parse
 from launch.commands.run import warn_of_idle_actors
+from launch.display.watch import phase_seconds, time_shares
 from launch.doctor.hardware_checks import cores
 from launch.plan.cost import make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
@@ -174,3 +176,18 @@ def test_the_doctor_says_where_several_are_no_faster_than_one() -> None:
     assert found.level == "note" and "4 cores; threads: learner 2, each of 2 actors 2" in found.found
     assert "compute.actors=1" in found.remedy
     assert cores(but("processor", cores=6)(configured(compute=several)(sound()))).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("decoded", "swapped", "one"),
+    [(12.8, 0.0, (3.2, 0.0)), (100.0, 4.0, (25.0, 1.0)), (2.8, 0.4, (2.8, 0.4))],
+    ids=["at once", "in other steps too", "in turns"],
+)
+def test_what_several_actors_did_at_once_counts_once(decoded: float, swapped: float, one: tuple[float, ...]) -> None:
+    row = {"rollout": decoded, "verify": 4.0, "swap": swapped, "update": 0.4, "step": 4.6}
+    row = {f"time/{phase}_s": amount for phase, amount in row.items()}
+    row |= {f"actors/{n}/waiting": 0.2 for n in range(4)} | {"actors/gone/waiting": 1.0}
+    rollout, swap = one
+    expected = {"rollout": rollout, "verify": 1.0, "swap": swap, "update": 0.4}
+    assert phase_seconds(row) == pytest.approx(expected | {"idle": math.nan}, nan_ok=True)
+    assert time_shares([row]) == pytest.approx({name: s / sum(expected.values()) for name, s in expected.items()})

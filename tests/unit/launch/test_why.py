@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Maker = Callable[[Path], RunDir]
 FLAT: dict[str, Any] = {"reward_mean": 0.5}
 LAGGED = {"pipeline.max_lag": 4}
+FOUR_AT_WORK = {f"box-{place}/waiting": 0.2 for place in range(4)} | {"gone/waiting": 1.0}
 
 
 def trains(judge: Any = None, **keys: Any) -> Maker:
@@ -44,6 +45,23 @@ def zero_adapter(path: Path) -> RunDir:
     folder.mkdir()
     adapter = first_adapter(ModelConfig(), LoraConfig(), seed=0)
     (folder / "adapter_model.safetensors").write_bytes(adapter)
+    return run
+
+
+def zero_at_first(path: Path) -> RunDir:
+    """Its newest checkpoint is of steps in which no group taught anything."""
+    run = made_up(path, grad_norm=lambda step: math.nan if step <= 2 else 0.1)
+    folder = run.checkpoints / "step-000002"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(first_adapter(ModelConfig(), LoraConfig(), seed=0))
+    return run
+
+
+def refused_at(path: Path, step: int, steps: int, **curves: Any) -> RunDir:
+    """A failed run with one batch in quarantine."""
+    run = made_up(path, steps=steps, status="failed", **curves)
+    run.quarantine.mkdir()
+    (run.quarantine / f"step-{step:06d}.safetensors").write_bytes(b"")
     return run
 
 
@@ -78,13 +96,6 @@ def held_out_falls(path: Path, *, tasks: bool = True) -> RunDir:
     return evaluated(made_up(path), {"base": 0.7, "step-000010": 0.72, "final": 0.4}, tasks=tasks)
 
 
-def stopped_in_quarantine(path: Path) -> RunDir:
-    run = made_up(path, steps=3, status="failed")
-    run.quarantine.mkdir()
-    (run.quarantine / "step-000004.safetensors").write_bytes(b"")
-    return run
-
-
 def warm(path: Path, loss: Any = (2.0, 0.5)) -> RunDir:
     """A warm start has a loss and no rewards."""
     nothing = dict.fromkeys(("reward_mean", "mismatch_mean", "importance_ess"), math.nan)
@@ -116,7 +127,7 @@ TRAINED: dict[str, tuple[str, Maker]] = {
 }
 WRITTEN: dict[str, tuple[str, Maker]] = {
     "errors beside abstentions": ("the verifier fails: error", says(error=0.3, abstain=0.4)),
-    "one refused, stopped": (REFUSED, stopped_in_quarantine),
+    "one refused, stopped": (REFUSED, lambda path: refused_at(path, 4, steps=3)),
     "adapter zero": ("the adapter is still zero", zero_adapter),
     "rate of another model": (LR, says(**FLAT, sets={"optimizer.lr": 1e-6, "model.path": "Qwen/Qwen2.5-0.5B"})),
     "collapse": ("entropy collapses", says(reward_mean=(0.5, 0.45), entropy_mean=lambda step: 0.5 * 0.8**step)),
@@ -155,6 +166,17 @@ WRITTEN: dict[str, tuple[str, Maker]] = {
     "falls": ("the reward falls", says(reward_mean=(0.6, 0.3))),
     "cut, made up": ("answers are cut off", says(reward_mean=0.05, truncated=0.9)),
     "no cause": ("a process failed", says(status="failed")),
+    "one refused long before": ("a process failed", lambda path: refused_at(path, 3, steps=24)),
+    "a mismatch from none": ("mismatch grows", says(mismatch_mean=lambda step: 0.0 if step <= 10 else 1.0)),
+    "a warm start diverges": ("the loss rises", lambda path: warm(path, loss=(1.2, 13.0))),
+    "a distillation diverges": (
+        "the teacher is left",
+        says(teacher_kl=(0.1, 3.0), sets={"loss.kind": "opd", "teacher.prompt": '"Think."'}),
+    ),
+    "verifier is slow, of several actors": (
+        "both wait for the verifier",
+        says(rollout_s=2.0, verify_s=16.0, step_s=5.0, actors=FOUR_AT_WORK),
+    ),
 }
 HEALTHY: dict[str, tuple[str, Maker]] = {
     "goes on": ("learning", says()),
@@ -168,6 +190,8 @@ HEALTHY: dict[str, tuple[str, Maker]] = {
     "evaluated": ("learning", lambda path: evaluated(made_up(path), {"base": 0.7, "final": 0.68})),
     "a warm start": ("learning", warm),
     "a large gradient": ("learning", says(grad_norm=40.0)),
+    "several actors": ("learning", says(rollout_s=12.0, verify_s=4.0, update_s=1.4, step_s=5.6, actors=FOUR_AT_WORK)),
+    "zero before its first update": ("learning", zero_at_first),
 }
 
 REAL: dict[str, Maker] = {
@@ -231,6 +255,12 @@ def test_a_run_that_was_killed_or_stopped_is_to_be_resumed(
     add_verdict(run)
     summary = read_summary(run)
     assert summary and summary.why == found[0]
+
+
+def test_that_a_process_failed_is_said_beside_another_fault(run_path: Path) -> None:
+    found = verdicts(view_of(Run(made_up(run_path, status="failed", **FLAT).path)))
+    assert [each.name for each in found] == [FLAT_REWARD, "a process failed"]
+    assert found[-1].evidence.startswith("the run ended after 24 of 24 steps; reward 0.5")
 
 
 def test_there_are_thirty_planted_runs() -> None:
