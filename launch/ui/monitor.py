@@ -11,11 +11,12 @@ import numpy as np
 from msgspec import structs
 
 from launch.ui.questions import whole
-from launch.ui.runs_folder import OpenRun, state_of, verdict_row
+from launch.ui.runs_folder import OpenRun, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.forecast import Figures, read_prediction
 from shared.run.history import Phase
 from shared.run.metrics import Curves, Row
+from shared.run.reader import state_of
 from shared.run.summary import RunVerdict
 
 POINTS = 240
@@ -86,7 +87,7 @@ def happened(opened: OpenRun, last: Row) -> dict[str, Any]:
 
 def why(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     """The verdicts, apart from the overview: of a long run they take longer than all the rest."""
-    found = opened.verdicts(opened.stamp())
+    found = opened.verdicts.of(opened.stamp())
     return {"verdicts": [verdict_row(one) | {"look": to_look_at(one)} for one in found]}
 
 

@@ -9,7 +9,6 @@ run has a lock, because its reader serves one thread at a time.
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +16,14 @@ from typing import Any
 
 from launch.display.watch import goal
 from launch.ui.questions import NotThere
-from launch.why.command import verdicts
-from launch.why.view import view_of
+from launch.why.command import KeptVerdicts
 from shared.errors import UserError
 from shared.run.metrics import Row
-from shared.run.reader import Run, find_runs
+from shared.run.reader import Run, find_runs, state_of
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict
 
 CURVE_POINTS = 60
-VERDICT_SHARE = 0.002
-"""Of the time, at most, goes into the verdict of a run that goes on: with many steps it is made again less often."""
 
 
 class OpenRun:
@@ -40,23 +36,10 @@ class OpenRun:
         self.described: tuple[str, dict[str, Any]] = ("", {})
         self.happened: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         """The state of some files, and what monitor.py made of them."""
-        self.judged: tuple[str, float, list[RunVerdict]] = ("", 0.0, [])
+        self.verdicts = KeptVerdicts(self.run)
 
     def stamp(self) -> str:
-        """Another one as soon as one of its files has changed."""
-        files = self.run.files
-        watched = (files.config, files.metrics, files.rollouts, files.summary, files.eval, files.checkpoints)
-        return f"{self.run.state()}-{hash(tuple(map(state_of, watched))):x}"
-
-    def verdicts(self, stamp: str) -> list[RunVerdict]:
-        """What `why` says; raises UserError if a file of the run is damaged."""
-        known, again, found = self.judged
-        began = time.monotonic()
-        if known != stamp and not (stamp.startswith("running") and began < again):
-            found = verdicts(view_of(self.run))
-            ended = time.monotonic()
-            self.judged = (stamp, ended + (ended - began) / VERDICT_SHARE, found)
-        return found
+        return self.run.stamp()
 
     def description(self, stamp: str) -> dict[str, Any]:
         """A row of the page of all runs. A damaged run is shown with its problem."""
@@ -66,14 +49,6 @@ class OpenRun:
             except UserError as error:
                 self.described = (stamp, broken(self.run.files, str(error)))
         return self.described[1]
-
-
-def state_of(path: Path) -> tuple[int, int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def described(opened: OpenRun) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the run is doing: `learning`, `finished`, `steady`, `not started`, or that it is
 killed, stopped or failed is said last.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from shared.run.summary import RunVerdict, read_summary, write_summary
 
 FEWEST = 5
 """Steps below which only a refused update is a finding: the shares of a few groups say little."""
+VERDICT_SHARE = 0.002
+"""Of the time, at most, goes into the verdicts of a run that goes on: with many steps they are made less often."""
 
 
 def why(*, directory: Path, as_json: bool) -> int:
@@ -55,6 +58,26 @@ def verdicts(view: RunView) -> list[RunVerdict]:
         rules = (*answers.RULES, *updates.RULES) if view.config.compares else updates.WITHOUT_REWARD
     faults = sorted((found for rule in rules for found in rule(view)), key=lambda found: -found.rank)
     return [*faults, *early_end(view)] or list(without_fault(view))
+
+
+class KeptVerdicts:
+    """The verdicts of a run that is looked at again and again."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.stamp = ""
+        self.again = 0.0
+        """When the verdicts of a run that goes on may be made again."""
+        self.found: list[RunVerdict] = []
+
+    def of(self, stamp: str) -> list[RunVerdict]:
+        """stamp: of the run. Raises UserError if a file of it is damaged."""
+        began = time.monotonic()
+        if self.stamp != stamp and not (stamp.startswith("running") and began < self.again):
+            self.found = verdicts(view_of(self.run))
+            ended = time.monotonic()
+            self.stamp, self.again = stamp, ended + (ended - began) / VERDICT_SHARE
+        return self.found
 
 
 def early_end(view: RunView) -> Iterator[RunVerdict]:

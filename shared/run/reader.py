@@ -110,6 +110,12 @@ class Run:
             return "new"
         return "dead" if summary.status == "running" and not is_locked(self.files.lock) else summary.status
 
+    def stamp(self) -> str:
+        """Another one as soon as one of its files has changed."""
+        files = self.files
+        watched = (files.config, files.metrics, files.rollouts, files.summary, files.eval, files.checkpoints)
+        return f"{self.state()}-{hash(tuple(map(state_of, watched))):x}"
+
     def evaluations(self) -> list[Evaluation]:
         """All that can be read, the oldest policy first."""
         found = [intact(lambda file=file: read_evaluation(file)) for file in sorted(self.files.eval.glob("*.json"))]
@@ -199,6 +205,15 @@ def find_runs(folder: Path) -> list[Path]:
 def last_write(run: RunDir) -> float:
     files = (run.metrics, run.summary, run.config)
     return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+
+
+def state_of(path: Path) -> tuple[int, int, int]:
+    """Another one if the file, or what a folder lists, has changed; zeros where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def intact(read: Callable[[], Content | None]) -> Content | None:

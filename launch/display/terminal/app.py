@@ -24,6 +24,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static
 
 from launch.display.terminal.group_text import COLOURS, COLUMNS, ORDERS, group_row, group_text, ordered, title
+from launch.why.command import KeptVerdicts
 from shared.run.reader import Run
 from shared.run.rollout_index import Found
 
@@ -42,7 +43,7 @@ class Watcher(App[None]):
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.shown = run
+        self.shown, self.verdicts = run, KeptVerdicts(run)
         self.step, self.number, self.sample = 0, 0, 0
         self.follows = True
         self.colours, self.orders = list(COLOURS), list(ORDERS)
@@ -68,7 +69,7 @@ class Watcher(App[None]):
         steps = self.shown.rollouts.steps()
         if steps and self.follows and self.step != steps[-1]:
             self.go(steps[-1], 0, 0)
-        self.query_one("#title", Static).update(title(self.shown, self.step))
+        self.tell()
 
     def go(self, step: int, number: int, sample: int) -> None:
         heads, table = self.shown.rollouts.heads(step), self.query_one(DataTable)
@@ -91,7 +92,11 @@ class Watcher(App[None]):
         there = group is not None and self.sample < len(group.samples)
         shown = group_text(group, self.sample, self.colours[0]) if group and there else Text("no group")
         self.query_one("#group", Static).update(shown)
-        self.query_one("#title", Static).update(title(self.shown, self.step))
+        self.tell()
+
+    def tell(self) -> None:
+        first = self.verdicts.of(self.shown.stamp())[0]
+        self.query_one("#title", Static).update(title(self.shown, self.step, first))
 
     def on_data_table_row_highlighted(self, event: Any) -> None:
         place = int(event.row_key.value)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from rich.text import Text
 
 from launch.display.page.tokens import answer
-from launch.why.command import verdicts
-from launch.why.view import view_of
 from protocol.plain_text import for_log, for_terminal
 from shared.run.reader import Run
 from shared.run.rollouts import GroupHead, RolloutGroup
+from shared.run.summary import RunVerdict
 
 WARM, COLD, UP, DOWN = ("#fff3d6", "#ffd98a", "#ffb84d", "#ff9326"), "#9cc4ff", "#9fe0b5", "#ffb0a8"
 COLOURS: Mapping[str, Mapping[str, str]] = {
@@ -34,9 +33,8 @@ ORDERS: Mapping[str, Callable[[GroupHead], float]] = {
 COLUMNS = ("#", "fate", "reward", "spread", "length", "outcomes")
 
 
-def title(run: Run, step: int) -> Text:
+def title(run: Run, step: int, first: RunVerdict) -> Text:
     """Name and state of the run, and its first verdict."""
-    first = verdicts(view_of(run))[0]
     state = f"{run.path.name}  step {step} of {run.config().run.steps}  {run.state()}  "
     return Text.assemble((for_log(state), "bold"), for_terminal(f"{first.name}: {first.evidence}"))
 

@@ -122,6 +122,17 @@ def test_new_steps_are_followed_and_a_search_leaves_them(made: RunDir) -> None:
 
 
 @installed
+def test_a_key_does_not_judge_the_run_again(made: RunDir) -> None:
+    async def script(app: Any, pilot: Any) -> None:
+        before = app.verdicts.found
+        await pilot.press("c", "j", "down")
+        await pilot.pause()
+        assert before and app.verdicts.found is before
+
+    driven(made, script)
+
+
+@installed
 def test_an_answer_that_was_found_stays_chosen(made: RunDir) -> None:
     async def script(app: Any, pilot: Any) -> None:
         await pilot.press("slash", *"eight", "enter")

@@ -11,7 +11,7 @@ import pytest
 
 from launch.commands.evaluate import first_adapter
 from launch.presets.load import load_config
-from launch.why.command import add_verdict, verdicts, why
+from launch.why.command import KeptVerdicts, add_verdict, verdicts, why
 from launch.why.view import view_of
 from protocol.outcome import Outcome
 from shared.config.model import LoraConfig, ModelConfig
@@ -261,6 +261,17 @@ def test_that_a_process_failed_is_said_beside_another_fault(run_path: Path) -> N
     found = verdicts(view_of(Run(made_up(run_path, status="failed", **FLAT).path)))
     assert [each.name for each in found] == [FLAT_REWARD, "a process failed"]
     assert found[-1].evidence.startswith("the run ended after 24 of 24 steps; reward 0.5")
+
+
+def test_the_verdicts_of_a_long_run_that_goes_on_are_made_again_less_often(run_path: Path) -> None:
+    run = made_up(run_path, steps=2000)
+    with run.locked():
+        reader = Run(run.path)
+        kept = KeptVerdicts(reader)
+        first = kept.of(reader.stamp())
+        run.metrics.write_bytes(run.metrics.read_bytes() * 2)
+        assert kept.of(reader.stamp()) is first
+    assert kept.of(reader.stamp())[-1].name == KILLED
 
 
 def test_there_are_thirty_planted_runs() -> None:
