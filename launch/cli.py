@@ -219,7 +219,8 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder")
     add_checkpoint(parser)
     parser.add_argument("--dtype", metavar="bf16|fp32", help="number type of merged weights (default: bf16)")
-    parser.add_argument("--push", metavar="REPO", help="also upload to this hub repository, with the token in HF_TOKEN")
+    replaces = "also upload to this hub repository, with the token in HF_TOKEN; replaces a model that is there"
+    parser.add_argument("--push", metavar="REPO", help=replaces)
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ checked before anything is written, and is sent to the hub only.
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +20,7 @@ from shared.errors import ConfigError, RunDirError, in_words
 from shared.process.determinism import cpu_environment
 from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.files import disk_errors, made_whole, make_folder, sync_files
+from shared.run.reader import intact
 from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 FOUR_BIT = ("nf4", "fp4", "int4", "4bit", "4-bit", "q4")
 TOKEN = "HF_TOKEN"
+MODEL_FILES = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+)
+"""What the forms of an export are loaded from. Those of an earlier push, in another form, would be loaded in place of
+the new ones: an adapter beside a whole model, a single file beside several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +57,8 @@ class Export:
     """Form of the folder."""
     dtype: str
     """Number type of merged weights: `bfloat16` or `float32`."""
+    is_pushed: bool
+    """Whether it goes to the hub, where nobody needs a path of this machine."""
 
 
 class Hub(Protocol):
@@ -54,7 +68,9 @@ class Hub(Protocol):
 
     def model_info(self, repo_id: str) -> Any: ...
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any: ...
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, commit_message: str, delete_patterns: list[str]
+    ) -> Any: ...
 
 
 def hub_api(token: str) -> Hub:
@@ -81,14 +97,31 @@ def run_export(
     refuse_taken(out)
     token = require_token() if repo else ""
     os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
-    found = write(Export(run=run, config=config, checkpoint=chosen, form=form, dtype=DTYPES[dtype]), out)
+    export = Export(
+        run=run, config=config, checkpoint=chosen, form=form, dtype=DTYPES[dtype], is_pushed=repo is not None
+    )
+    found = write(export, out)
     print(f"step {chosen.step} of {directory} as {form} in {out}\n{found.sentence()}")
     if form == "gguf-ready":
         words = ("python", "convert_hf_to_gguf.py", str(out), "--outfile", str(out / "model.gguf"), "--outtype", "bf16")
         print(f"next: {shlex.join(words)}")
     if repo:
+        for line in base_without_path(export):
+            print(line)
         print(f"pushed to {push(out, repo, f'Step {chosen.step}, {form}', lambda: connect(token))}")
     return 0
+
+
+def base_without_path(export: Export) -> Iterator[str]:
+    """What to know of a pushed adapter whose base is on this machine; nothing for others."""
+    from launch.export.folders import ADAPTER_CONFIG, is_local, public_base
+
+    path = export.config.model.path
+    if export.form == "peft" and is_local(path):
+        yield (
+            f"{ADAPTER_CONFIG} names the base '{public_base(path)}' without its folder, which is private; to load the"
+            " adapter, set base_model_name_or_path there to where the base is."
+        )
 
 
 def refuse_dtype(form: "Form", dtype: str) -> None:
@@ -125,7 +158,7 @@ def write(export: Export, out: Path) -> "Agreement":
     import torch
 
     from launch.export.agreement import measure, refuse_disagreement
-    from launch.export.folders import TrainedPolicy, model_card, write_merged, write_peft
+    from launch.export.folders import TrainedPolicy, base_name, model_card, public_base, write_merged, write_peft
     from learner.durable.state import ADAPTER
     from shared.base.cache import cached_base
     from shared.process.determinism import pin_torch
@@ -143,7 +176,8 @@ def write(export: Export, out: Path) -> "Agreement":
     make_folder(out.parent)
     with made_whole(out) as work:
         if form == "peft":
-            write_peft(work, policy)
+            named = public_base if export.is_pushed else base_name
+            write_peft(work, policy, named(config.model.path))
         else:
             write_merged(work, policy, form, dtype)
         found = measure(work, form, policy, config.run.seed)
@@ -173,8 +207,10 @@ def card_facts(export: Export, policy: "TrainedPolicy", found: "Agreement") -> "
 
 
 def evaluations(run: RunDir, sha256: str) -> tuple[Evaluation, ...]:
-    """The largest evaluation of this adapter, and the base's on the same tasks if there is one."""
-    saved = [found for file in sorted(run.eval.glob("*.json")) if (found := read_evaluation(file))]
+    """The largest evaluation of this adapter, and the base's on the same tasks if there is one. A damaged file is left
+    out."""
+    files = sorted(run.eval.glob("*.json"))
+    saved = [found for file in files if (found := intact(lambda file=file: read_evaluation(file)))]
     own = [found for found in saved if found.adapter_sha256 == sha256]
     if not own:
         return ()
@@ -187,18 +223,20 @@ def evaluations(run: RunDir, sha256: str) -> tuple[Evaluation, ...]:
 
 def push(folder: Path, repo: str, message: str, connect: Callable[[], Hub]) -> str:
     """Returns the address of the repository, and who can see it. A new one is private; only its owner can decide to
-    publish it. One that exists stays as it is."""
+    publish it. One that exists stays as it is, but for the model that was there."""
     from huggingface_hub.errors import HFValidationError, HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
     try:
         hub = connect()
         hub.create_repo(repo, private=True, exist_ok=True)
         seen_by = "private" if hub.model_info(repo).private else "public"
-        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+        # In the same commit, and of what is uploaded the hub deletes nothing.
+        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=list(MODEL_FILES))
     # Without a network the library raises an error of its HTTP client, and for a large file that failed, RuntimeError.
     except (HTTPError, HFValidationError, OSError, RuntimeError) as error:
+        again = ("hf", "upload", repo, str(folder), *(f"--delete={pattern}" for pattern in MODEL_FILES))
         raise RunDirError(
             f"The hub did not accept {repo}: {in_words(error)}; the export is complete in {folder}. To push it"
-            f" again, use `{shlex.join(('hf', 'upload', repo, str(folder)))}`."
+            f" again, use `{shlex.join(again)}`."
         ) from error
     return f"https://huggingface.co/{repo} ({seen_by})"

@@ -24,7 +24,9 @@ from learner.durable.state import ADAPTER
 from learner.tasks.sources import FORMATS
 from shared.base.cache import DIGESTS, CachedBase
 from shared.base.gguf import is_gguf
+from shared.config.data import TasksConfig
 from shared.config.model import LoraConfig, ModelConfig
+from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
 from shared.model.adapter_file import adapter_config
@@ -56,12 +58,11 @@ class TrainedPolicy:
     """The adapter file of a checkpoint."""
 
 
-def write_peft(out: Path, policy: TrainedPolicy) -> None:
-    """An adapter that PEFT, vLLM and transformers load together with the base."""
+def write_peft(out: Path, policy: TrainedPolicy, base: str) -> None:
+    """An adapter that PEFT, vLLM and transformers load together with the base. base: what it calls the base."""
     (out / ADAPTER).write_bytes(policy.adapter)
-    path = policy.model.path
-    config: dict[str, Any] = json.loads(adapter_config(policy.lora, base_name(path)))
-    if not is_local(path):
+    config: dict[str, Any] = json.loads(adapter_config(policy.lora, base))
+    if not is_local(policy.model.path):
         config["revision"] = policy.model.revision
     (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
     copy_other_files(policy.base.folder, out, {CONFIG, GENERATION})
@@ -117,6 +118,11 @@ def short_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
+def public_base(path: str) -> str:
+    """The hub id of the base, or the name of one of this machine."""
+    return short_name(path) if is_local(path) else path
+
+
 def public_source(source: str) -> str:
     """`openai/gsm8k test`: a hub id is named in full, a path without the folders above it."""
     found = HUB_ID.fullmatch(source)
@@ -153,13 +159,32 @@ def model_card(facts: CardFacts) -> str:
     return "\n".join(parts) + "\n"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How a run trained."""
+
+    words: str
+    """As the title has it."""
+    tags: tuple[str, ...]
+    """As the hub has them."""
+
+
+def method(loss: LossConfig) -> Method:
+    if loss.kind == "sft":
+        return Method(words="fine-tuned on written answers", tags=("sft",))
+    if loss.kind == "opd":
+        return Method(words="trained by on-policy distillation", tags=("distillation",))
+    kind = loss.kind.replace("_", "-")
+    return Method(words="trained by reinforcement learning", tags=(kind, "reinforcement-learning"))
+
+
 def front_matter(facts: CardFacts) -> str:
     """Metadata for the search on the hub."""
     lines = ["---", "library_name: " + ("peft" if facts.form == "peft" else "transformers")]
     if not is_local(facts.config.model.path):
         lines += [f"base_model: {facts.config.model.path}"]
-    lines += ["tags:", "- grpo", "- reinforcement-learning", *(["- lora"] if facts.form == "peft" else []), "---", ""]
-    return "\n".join(lines)
+    tags = method(facts.config.loss).tags + (("lora",) if facts.form == "peft" else ())
+    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
 
 
 def description(facts: CardFacts) -> Iterator[str]:
@@ -168,13 +193,13 @@ def description(facts: CardFacts) -> Iterator[str]:
         "merged": f"A whole model ({facts.dtype}), adapter merged in",
         "gguf-ready": f"A whole model ({facts.dtype}), adapter merged in, ready for llama.cpp's converter",
     }[facts.form]
-    yield f"# {short_name(facts.config.model.path)}, trained by reinforcement learning\n"
+    yield f"# {short_name(facts.config.model.path)}, {method(facts.config.loss).words}\n"
     yield f"{what}, after {facts.step} steps with Tandem. After writing, {facts.agreement}.\n"
 
 
 def usage(facts: CardFacts) -> Iterator[str]:
     """The base of the adapter, how to load it, and how to convert a GGUF-ready export."""
-    base = facts.config.model.path if not is_local(facts.config.model.path) else short_name(facts.config.model.path)
+    base = public_base(facts.config.model.path)
     nf4 = facts.config.model.quantization == "nf4"
     if facts.form == "peft" and is_gguf(base):
         yield f"The adapter was trained on the values of `{base}`{' in NF4' if nf4 else ''}. Programs that do not read"
@@ -202,17 +227,54 @@ def training(facts: CardFacts) -> Iterator[str]:
     yield "## Training\n"
     yield "| | |\n|---|---|"
     rows = {
-        "objective": f"{config.loss.kind}, entropy fraction {config.loss.entropy_fraction:g}",
-        "tasks": public_source(" ".join(filter(None, (config.tasks.source, config.tasks.split)))),
-        "verifier": config.verifier.kind,
-        "a step": f"{config.rollout.prompts} prompts x {config.rollout.group} completions"
-        f" of at most {config.rollout.max_new_tokens} tokens, temperature {config.rollout.temperature:g}",
+        **(written_rows(facts) if config.is_warm_start else sampled_rows(facts)),
         "steps": f"{facts.step} of {config.run.steps}, seed {config.run.seed}",
         "LoRA": lora_row(config.lora),
         "optimizer": f"AdamW, lr {config.optimizer.lr:g} ({config.optimizer.schedule})",
         "system prompt": config.tasks.system_prompt or "none",
     }
     yield from (f"| {name} | {cell(value)} |" for name, value in rows.items())
+
+
+def sampled_rows(facts: CardFacts) -> dict[str, str]:
+    """What a run learned from that sampled its completions."""
+    config = facts.config
+    rollout, loss = config.rollout, config.loss
+    return {
+        "objective": f"{loss.kind}, entropy fraction {loss.entropy_fraction:g}",
+        **({"teacher": teacher_row(config.teacher)} if loss.kind == "opd" else {}),
+        "tasks": tasks_row(config.tasks),
+        "verifier": config.verifier.kind,
+        "a step": f"{rollout.prompts} prompts x {rollout.group} completions"
+        f" of at most {rollout.max_new_tokens} tokens, temperature {rollout.temperature:g}",
+    }
+
+
+def written_rows(facts: CardFacts) -> dict[str, str]:
+    """What a warm start learned from."""
+    config = facts.config
+    tasks = tasks_row(config.tasks)
+    return {
+        "objective": "likelihood of written answers",
+        "answers": public_source(config.sft.source) if config.sft.source else f"the solutions of {tasks}",
+        "a step": f"{config.rollout.prompts} answers of at most {config.rollout.max_new_tokens} tokens",
+        "held-out tasks": f"{tasks}, verifier {config.verifier.kind}",
+    }
+
+
+def tasks_row(tasks: TasksConfig) -> str:
+    return public_source(" ".join(filter(None, (tasks.source, tasks.split))))
+
+
+def teacher_row(teacher: TeacherConfig) -> str:
+    """Neither its address nor its prompt, which may be private."""
+    if teacher.url:
+        return short_name(teacher.model) or "a model behind a server"
+    parts = (
+        f"with the adapter {short_name(teacher.adapter)}" if teacher.adapter else "",
+        "with a prompt of its own" if teacher.prompt else "",
+    )
+    return f"the base {' and '.join(filter(None, parts))}"
 
 
 def cell(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PhiConfig
@@ -17,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PhiConfig
 from launch.__main__ import main
 from launch.export.agreement import Agreement, refuse_disagreement
 from launch.export.command import push, run_export
-from launch.export.folders import cell, older_keys, public_source
+from launch.export.folders import Form, older_keys
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from shared.base.cache import cached_base
@@ -118,7 +119,7 @@ def test_the_next_command_can_be_pasted_also_for_a_folder_with_a_space(
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
     words = ["python", "convert_hf_to_gguf.py", str(out), "--outfile", f"{out}/model.gguf", "--outtype", "bf16"]
     assert shlex.split(line.removeprefix("next: ")) == words
-    with pytest.raises(RunDirError, match=r"`hf upload me/model '.*/my model'`"):
+    with pytest.raises(RunDirError, match=r"`hf upload me/model '.*/my model' --delete=adapter_config\.json .*`"):
         push(out, "me/model", "words", lambda: NotedHub(OSError("no route")))
 
 
@@ -202,6 +203,13 @@ def test_a_card_without_evaluations_has_no_accuracy(run: RunDir) -> None:
     assert "Not measured for this adapter" in card and "%" not in card.split("## Held-out accuracy")[1]
 
 
+def test_a_damaged_evaluation_is_left_out_of_the_card(run: RunDir) -> None:
+    sha256 = digest(CheckpointStore(run.checkpoints, 1).load(5).files["adapter_model.safetensors"])
+    write_evaluation(run.eval, toy_evaluation([True] * 4, version=5, adapter_sha256=sha256))
+    (run.eval / "base.json").write_text('{"label": ')
+    assert "| after 5 steps | greedy | 100.0% |" in (export(run) / "README.md").read_text()
+
+
 def test_a_card_shows_the_base_on_the_same_test_set(run: RunDir) -> None:
     sha256 = digest(CheckpointStore(run.checkpoints, 3).load(5).files["adapter_model.safetensors"])
     test = {"tasks_sha256": "test", "source": "gsm8k test"}
@@ -214,30 +222,6 @@ def test_a_card_shows_the_base_on_the_same_test_set(run: RunDir) -> None:
     assert "| base | greedy | 50.0% |" in card and "| after 5 steps | greedy | 100.0% |" in card
     assert "Measured on the test set (gsm8k test) with the run's verifier." in card
     assert "| tasks | embedded |" in card
-
-
-def test_no_text_of_the_run_breaks_the_table_of_the_card() -> None:
-    prompt = "Think first | then\nanswer in <answer> tags.\n"
-    assert cell(prompt) == r"Think first \| then<br>answer in \<answer> tags."
-
-
-@pytest.mark.parametrize(
-    ("source", "shown"),
-    [
-        ("openai/gsm8k", "openai/gsm8k"),
-        ("openai/gsm8k test", "openai/gsm8k test"),
-        ("embedded", "embedded"),
-        ("/home/me/secret/tasks.jsonl", "tasks.jsonl"),
-        ("secret/tasks.jsonl", "tasks.jsonl"),
-        ("../secret/gsm8k test", "gsm8k test"),
-        ("tests/support train", "support train"),
-    ],
-)
-def test_a_source_is_named_without_folders_of_this_machine(
-    source: str, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[3])
-    assert public_source(source) == shown
 
 
 # --- refusals
@@ -312,10 +296,13 @@ class NotedHub:
     def model_info(self, repo_id: str) -> SimpleNamespace:
         return SimpleNamespace(id=repo_id, private=self.private)
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, commit_message: str, delete_patterns: list[str]
+    ) -> None:
         if self.fault:
             raise self.fault
-        self.calls.append(("upload", repo_id, sorted(path.name for path in folder_path.iterdir()), commit_message))
+        names = sorted(path.name for path in folder_path.iterdir())
+        self.calls.append(("upload", repo_id, names, commit_message, delete_patterns))
 
 
 def test_a_push_makes_a_private_repository_of_the_whole_folder(
@@ -337,6 +324,41 @@ def test_a_push_makes_a_private_repository_of_the_whole_folder(
     assert hub.calls[1][2] == sorted(path.name for path in out.iterdir()) and "README.md" in hub.calls[1][2]
     told = capsys.readouterr()
     assert "https://huggingface.co/me/model (private)" in told.out and "hf_secret" not in told.out + told.err
+
+
+def test_a_push_leaves_no_file_that_another_form_is_loaded_from(tmp_path: Path) -> None:
+    """Chosen as the hub's library chooses; other files of the repository are the user's."""
+    hub = NotedHub()
+    push(tmp_path, "me/model", "words", lambda: hub)
+    adapter = ["adapter_config.json", "adapter_model.safetensors"]
+    whole = ["config.json", "generation_config.json", "model.safetensors"]
+    parts = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    others = [".gitattributes", "LICENSE", "model.gguf", "other/model.safetensors", "other/config.json", "img.png"]
+    there = [*adapter, *whole, *parts, *others]
+    assert list(filter_repo_objects(there, allow_patterns=hub.calls[-1][-1])) == [*adapter, *whole, *parts]
+
+
+def test_a_pushed_adapter_names_its_base_without_folders(
+    run: RunDir, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+
+    def pushed(form: Form, folder: str) -> Path:
+        out = run.path.parent / folder
+        ways: Any = {"checkpoint": "latest", "dtype": "bf16", "repo": "me/model", "connect": lambda token: NotedHub()}
+        assert run_export(directory=run.path, form=form, out=out, **ways) == 0
+        return out
+
+    out = pushed("peft", "out")
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == source.name
+    assert not any(str(source.parent) in path.read_text("utf-8", "replace") for path in out.iterdir())
+    assert f"names the base '{source.name}' without its folder" in capsys.readouterr().out
+    pushed("merged", "merged")
+    assert "names the base" not in capsys.readouterr().out
+    kept = run.path.parent / "kept"
+    assert main(["export", str(run.path), "--out", str(kept)]) == 0
+    config = json.loads((kept / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(source)
 
 
 def test_a_repository_that_is_public_already_is_called_public(tmp_path: Path) -> None:
