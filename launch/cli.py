@@ -219,8 +219,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder")
     add_checkpoint(parser)
     parser.add_argument("--dtype", metavar="bf16|fp32", help="number type of merged weights (default: bf16)")
-    replaces = "also upload to this hub repository, with the token in HF_TOKEN; replaces a model that is there"
-    parser.add_argument("--push", metavar="REPO", help=replaces)
+    parser.add_argument("--push", metavar="REPO", help="upload it to this hub repository, with HF_TOKEN, over a model there")
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:

@@ -135,6 +135,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rollout_s=1.0,
         actors=ACTORS,
         limited={"link.credits": 0.25},
+        # Of the base, in the row that came after it was evaluated.
+        evaluated=lambda step: {"step": 0.0, "greedy": 0.31, "sampled": 0.31} if step == 3 else {},
+        groups_idle=3,
+        groups_quarantined=lambda step: 16 if step == 12 else 0,
     )
     hacked_run(folder / "hacked")
     long_run(folder / "long")

@@ -59,6 +59,27 @@ def test_each_of_several_actors_has_its_figures(visit: Visit) -> None:
     assert visit.count(".actors table") == 0
 
 
+def test_an_evaluation_is_one_point_at_its_own_step(visit: Visit) -> None:
+    visit.open("#/monitor/second")
+    chart = visit.says(".chart", "Held-out accuracy")
+    assert chart.locator(".dot").count() == 4 and chart.locator(".line").count() == 0
+    assert chart.locator(".now").inner_text() == "94 % \u00b7 94 %"
+    words = chart.locator("svg").get_attribute("aria-label")
+    assert words == "Held-out accuracy: greedy 31 % at step 1, 94 % at step 12"
+    assert chart.locator(".key").all_inner_texts() == ["greedy", "sampled"]
+    box = chart.locator(".plot").bounding_box()
+    visit.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 20)
+    assert chart.locator(".now").inner_text() == "step 1: 31 % \u00b7 31 %"
+
+
+def test_no_group_of_a_refused_step_is_trained_or_idle(visit: Visit) -> None:
+    visit.open("#/monitor/second")
+    chart = visit.says(".chart", "Groups")
+    assert chart.locator(".now").inner_text() == "0 \u00b7 0 \u00b7 16"
+    visit.go("#/monitor/second?first=1&last=11")
+    visit.until("[...document.querySelectorAll('.chart .now')].some(now => now.textContent === '13 \u00b7 3 \u00b7 0')")
+
+
 def test_one_brush_zooms_all_charts_and_is_in_the_address(visit: Visit) -> None:
     visit.open("#/monitor/long")
     plot = visit.says(".chart", "Gradient norm").locator(".plot")

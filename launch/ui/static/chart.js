@@ -146,16 +146,19 @@ class Chart {
     const at = (steps) => (share === null ? steps.length - 1 : nearest(steps, this.curves, share)),
       place = at(steps);
     if (!this.cross.hidden) this.cross.style.setProperty("left", `${this.x(steps[place]) / 10}%`);
+    const points = this.spec.lines.map((_, kind) => pointsOf(this.spec, this.curves, kind)).filter((of) => of.length),
+      near = points.map((of) => of[at(of.map(({ step }) => step))]);
     const values = this.spec.lines
       .map((line) => this.curves.keys[line.key])
       .filter(Boolean)
       .map((one) => one.mean[one.steps ? at(one.steps) : place])
       .filter((value) => value !== undefined && value !== null);
-    const shown = values
+    const shown = [...near.map(({ value }) => value), ...values]
       .slice(0, 4)
       .map((value) => format(this.spec, value))
       .join(" \u00b7 ");
-    this.value.textContent = share === null || !some ? shown : `step ${Math.round(steps[place])}: ${shown}`;
+    const step = near.length ? near[0].step : steps[place];
+    this.value.textContent = share === null || !some ? shown : `step ${Math.round(step)}: ${shown}`;
   }
 
   brush(from, to) {
@@ -167,11 +170,19 @@ class Chart {
 
   words() {
     const line = this.spec.lines[0],
+      points = pointsOf(this.spec, this.curves, 0),
       values = (this.curves.keys[line?.key]?.mean || []).filter((value) => value !== null);
-    if (!values.length) return "a few points";
     const at = (value, step) => `${format(this.spec, value)} at step ${step}`;
+    const ends = ([first, ...rest]) => [first, ...rest.slice(-1)].map(({ value, step }) => at(value, step)).join(", ");
+    if (points.length) return `${line.name} ${ends(points)}`;
+    if (!values.length) return "nothing in these steps";
     return `${line.name} ${at(values[0], this.curves.first)}, ${at(values.at(-1), this.curves.last)}`;
   }
+}
+
+// Those of one line, in the steps that are shown.
+function pointsOf(spec, { first, last }, kind) {
+  return (spec.points || []).filter((one) => (one.kind ?? 0) === kind && one.step >= first && one.step <= last);
 }
 
 function format(spec, value) {

@@ -40,7 +40,11 @@ export function specs(found, curves) {
       title: "Groups",
       hint: "Groups whose scores are all equal are idle: nothing is learned from them",
       kind: "stack",
-      lines: ["trained", "idle", "quarantined"].map((name) => line(`groups/${name}`, name)),
+      lines: [
+        line("groups/trained", "trained"),
+        line("groups/alike", "idle"),
+        line("groups/quarantined", "quarantined"),
+      ],
     },
     {
       title: "Entropy",
@@ -111,14 +115,15 @@ export function specs(found, curves) {
   ];
 }
 
-// Groups that an update learned from: all but the idle and the quarantined ones.
+// Groups that an update learned from: all but the idle and the quarantined ones. A refused step quarantines all its
+// groups, the idle ones too. A point of several steps has means: there the refused steps are idle as the others are.
 function addTrained(keys) {
   const [all, idle, quarantined] = ["total", "idle", "quarantined"].map((name) => keys[`groups/${name}`]?.mean);
   if (!all || !idle) return;
-  const mean = all.map((value, place) =>
-    value === null ? null : value - (idle[place] ?? 0) - (quarantined?.[place] ?? 0),
-  );
-  keys["groups/trained"] = { mean };
+  const left = all.map((value, place) => (value === null ? null : Math.max(0, value - (quarantined?.[place] ?? 0))));
+  const alike = all.map((value, place) => (value ? ((idle[place] ?? 0) * left[place]) / value : value));
+  keys["groups/alike"] = { mean: alike };
+  keys["groups/trained"] = { mean: left.map((value, place) => (value === null ? null : value - alike[place])) };
 }
 
 // A row has the sum over all actors, who score at once; they also decode at once, unless they take turns, and then all
@@ -153,7 +158,8 @@ function accuracy({ evaluations }) {
         .map((way, kind) => one.ways[way] && { ...one.ways[way], kind, step: Math.max(1, one.step) })
         .filter(Boolean),
     );
-  return { points, lines: ways.map((way) => line(`eval/${way}`, way)) };
+  // The figures of metrics, `eval/greedy`, are in the row that came after, so they are not drawn.
+  return { points, lines: ways.map((way) => line(`accuracy/${way}`, way)) };
 }
 
 function predicted({ predicted }) {
