@@ -51,6 +51,8 @@ def compare_runs(*, first: Path, second: Path, label: str, flips: int) -> int:
 
 def open_side(path: Path, label: str) -> Side:
     """path: a run directory or the file of an evaluation."""
+    if "/" in label:
+        raise DataError(f"--label got '{label}', expected the name of an evaluation; give a file in place of the run.")
     file = path if path.is_file() else RunDir.open(path).eval / f"{label}.json"
     evaluation = read_evaluation(file)
     if evaluation is None:

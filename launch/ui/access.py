@@ -4,12 +4,13 @@ The process listens on 127.0.0.1, which every program of this machine can reach,
 this machine shows. So each request is checked, in this order:
 
     Host            127.0.0.1:PORT or localhost:PORT    a name that somebody points at 127.0.0.1 (DNS rebinding)
-    Sec-Fetch-Site  same-origin or none, if it is sent  another page that loads or posts something here
     Origin          our own, if it is sent; a POST must have one
+    Sec-Fetch-Site  same-origin or none, if it is sent  another page that loads or posts something here
     token           256 random bits: once in the address, then in a cookie that no script and no other site can use
 
 The address with the token sets the cookie and redirects to the same address without the token, so that it stays in no
-history. The name of the cookie has the port, because browsers share cookies between the ports of a host.
+history. It may be clicked on another page, such as a notebook or a chat. The name of the cookie has the port, because
+browsers share cookies between the ports of a host.
 
 Answers carry a policy under which the browser runs no script but our files and asks no other host for anything. There
 are no CORS headers.
@@ -23,7 +24,7 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
@@ -38,6 +39,10 @@ HEADERS = {
     "cache-control": "no-store",
 }
 READING = ("GET", "HEAD")
+OTHER_SITE = "another site asked for it; paste the address that `python -m launch ui` printed into the address bar"
+ONWARD = '<!doctype html><title>Tandem</title><meta http-equiv="refresh" content="0; url=/"><a href="/">Tandem</a>'
+"""Goes on to `/` as a page of ours. To a browser, a redirect after a click on another site is that site's request, and
+it is sent without the cookie."""
 
 
 def new_token() -> str:
@@ -57,20 +62,23 @@ class AccessCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = self.refusal(scope["method"], Headers(scope=scope)) or self.entry(scope)
+        answer = self.refusal(scope, Headers(scope=scope)) or self.entry(scope)
         await (answer or self.inside)(scope, receive, with_headers(send))
 
-    def refusal(self, method: str, headers: Mapping[str, str]) -> Response | None:
-        """For requests that another site may have caused; None for others."""
+    def refusal(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+        """For requests that another site may have caused; None for others. A click there on the address with the token
+        is let in, and does no more than that."""
         host = headers.get("host", "")
         if host not in self.hosts:
             return refused(self.where(host))
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return refused("another site asked for it")
         origin = headers.get("origin")
-        if origin != f"http://{host}" and (origin is not None or method not in READING):
-            return refused("another site asked for it")
-        return None
+        if origin != f"http://{host}" and (origin is not None or scope["method"] not in READING):
+            return refused(OTHER_SITE)
+        if headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
+            return None
+        if is_click(headers) and self.has_token(scope):
+            return self.with_cookie(HTMLResponse(ONWARD))
+        return refused(OTHER_SITE)
 
     def where(self, host: str) -> str:
         """The page is, for a browser that asked for another host. A forwarded port may have another number."""
@@ -82,18 +90,28 @@ class AccessCheck:
     def entry(self, scope: Scope) -> Response | None:
         """A redirect that sets the cookie if the address has the right token, and removes it there; None if
         the request has the cookie; else a refusal."""
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["method"] in READING and self.is_right(given):
-            answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
-            return answer
+        if self.has_token(scope):
+            return self.with_cookie(RedirectResponse("/", status_code=303))
         # Not SimpleCookie, which loses ours behind a cookie of another local program that it cannot read.
         if self.is_right(HTTPConnection(scope).cookies.get(self.cookie, "")):
             return None
         return refused("open the address that `python -m launch ui` printed; it has a token")
 
+    def has_token(self, scope: Scope) -> bool:
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        return scope["method"] in READING and self.is_right(given)
+
+    def with_cookie(self, answer: Response) -> Response:
+        answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+        return answer
+
     def is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def is_click(headers: Mapping[str, str]) -> bool:
+    """Whether a whole tab is to show it: no script, frame or image of another site says so."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 
 def refused(why: str) -> Response:

@@ -5,7 +5,7 @@ The intervals are those of `python -m launch compare`: the first run against eac
 verdicts for each pair. Evaluations of different tasks are not compared, and the reason is shown instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from shared.run.evaluation import TaskResult, right
 from shared.statistics import paired
 
 FEWEST, MOST = 2, 4
+USUAL = "final"
 MOST_CHANGED = 60
 """Tasks shown of those whose answer changed, for each direction."""
 
 
 def compared(runs: RunsFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """`runs`: names, with a slash in between, which no name has. `label`: which evaluation."""
-    names, label = [name for name in query.get("runs", "").split("/") if name], query.get("label", "") or "final"
+    names, label = [name for name in query.get("runs", "").split("/") if name], query.get("label", "") or USUAL
     if len(set(names)) != len(names) or not FEWEST <= len(names) <= MOST:
         raise UserError(f"runs got {len(names)} names, expected {FEWEST} to {MOST} different ones.")
     opened = [runs.open(name) for name in names]
@@ -42,7 +43,9 @@ def compared(runs: RunsFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "labels": sorted(labels),
         "label": label,
         "differences": differences(trees),
-        "pairs": [pair(paths[0].name, path.name, *sides(paths[0], path, label)) for path in paths[1:]],
+        "pairs": [
+            pair(paths[0].name, path.name, *sides(paths[0], path, label, labels | {USUAL})) for path in paths[1:]
+        ],
     }
 
 
@@ -62,8 +65,11 @@ def keys_of(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield f"{before}{key}", value
 
 
-def sides(a: Path, b: Path, label: str) -> tuple[Side | None, Side | None, str]:
-    """Both evaluations, or why they cannot be compared."""
+def sides(a: Path, b: Path, label: str, labels: Set[str]) -> tuple[Side | None, Side | None, str]:
+    """Both evaluations, or why they cannot be compared. Only these labels are looked for: one from the address could be
+    the path of any file."""
+    if label not in labels:
+        return None, None, f"These runs have no evaluation {label!r}; choose one of the list."
     try:
         found = open_side(a, label), open_side(b, label)
         refuse_unlike(*found)

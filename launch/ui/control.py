@@ -24,6 +24,7 @@ from launch.display.console import next_command
 from launch.presets.load import PRESETS_DIR
 from launch.ui.jobs import Command, Jobs, Kind
 from launch.ui.keys import keys
+from launch.ui.questions import is_text
 from launch.ui.runs_folder import OpenRun, RunsFolder
 from shared.config.load import read_config
 from shared.errors import UserError
@@ -199,7 +200,7 @@ class Control:
         presets = {path.stem: path for path in sorted(PRESETS_DIR.glob("*.toml"))}
         files = [path for ending in ("*.toml", "*.yaml", "*.yml") for path in sorted(self.here.glob(ending))]
         own = [path for path in files if path.name != "pyproject.toml" and not path.name.startswith("-")]
-        return {**presets, **{path.name: path for path in own}}
+        return {**presets, **{path.name: path for path in own if is_text(path.name)}}
 
     def file(self, source: str) -> Path:
         found = self.sources().get(source)

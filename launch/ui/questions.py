@@ -27,6 +27,11 @@ def whole(query: Mapping[str, str], name: str, default: int | None = None, *, mo
     return int(text)
 
 
+def is_text(name: str) -> bool:
+    """Whether JSON can have this name of a file: not if its bytes are no UTF-8."""
+    return name.encode(errors="ignore").decode() == name
+
+
 def answered(ask: Callable[[], Any]) -> Response:
     """NaN becomes null."""
     try:

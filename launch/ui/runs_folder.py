@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.display.watch import goal
-from launch.ui.questions import NotThere
+from launch.ui.questions import NotThere, is_text
 from launch.why.command import KeptVerdicts
 from shared.errors import UserError
 from shared.run.metrics import Row
@@ -104,10 +104,10 @@ class RunsFolder:
         self.lock = threading.Lock()
 
     def all(self) -> list[OpenRun]:
-        """The runs that were written last come first."""
+        """The runs that were written last come first. A name that is no UTF-8 cannot be told to a page."""
         found = [self.parent / self.single] if self.single else filter(self.is_inside, find_runs(self.path))
         with self.lock:
-            return [self.known(path.name) for path in found]
+            return [self.known(path.name) for path in found if is_text(path.name)]
 
     def has(self, name: str) -> bool:
         if self.single:

@@ -72,6 +72,20 @@ def other_site() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_the_address_works_where_it_is_clicked_on_another_page(visit: Visit, other_site: str, name: str) -> None:
+    visit.page.goto(other_site.replace("127.0.0.1", name))
+    visit.foreign.clear()
+    link = "url => { document.body.innerHTML = '<a>go</a>'; document.body.firstChild.href = url }"
+    visit.page.evaluate(link, visit.window.address)
+    visit.page.get_by_text("go").click()
+    visit.page.wait_for_selector("main .page")
+    visit.counts("tbody tr", 4)
+    assert visit.page.url == f"http://127.0.0.1:{visit.window.port}/"
+    visit.page.reload()
+    visit.counts("tbody tr", 4)
+
+
 def test_another_page_of_the_same_browser_gets_nothing(visit: Visit, other_site: str) -> None:
     visit.open()
     stranger = visit.page.context.new_page()

@@ -146,6 +146,7 @@ def test_unlike_data_are_refused_in_words(
 
 def test_a_missing_evaluation_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = run_of(tmp_path / "a", [True] * 4)
+    assert "--label got '../eval/base', expected the name of" in refused(capsys, a, a, "--label", "../eval/base")
     sentence = refused(capsys, a, a, "--label", "step-000010")
     assert "no evaluation 'step-000010' (there are: final)" in sentence and f"launch eval {a}" in sentence
     old = run_of(tmp_path / "old", [True] * 4, task_results=())

@@ -1,16 +1,20 @@
 """Who gets in: the right token, from this machine, from our own page. Everything else is 403, whatever it asks for."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="needs the extra `ui`")
 
+from shared.run.evaluation import write_evaluation
 from tests.support.planted_runs import made_up
-from tests.support.window import Window, window
+from tests.support.window import Answer, Window, window
+from tests.support.window_runs import evaluation
 
 SECRET = "what only a guest may see"
 
@@ -19,7 +23,9 @@ SECRET = "what only a guest may see"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Window]:
     folder = tmp_path_factory.mktemp("runs")
     made_up(folder / "first", steps=3)
+    made_up(folder / "second", steps=3)
     (folder.parent / "outside").mkdir()
+    write_evaluation(folder.parent / "outside", evaluation(SECRET, 3, [True, False]))
     made_up(folder.parent / "outside" / "secret", steps=3)
     (folder / "link").symlink_to(folder.parent / "outside" / "secret")
     (folder / "notes.txt").write_text(SECRET)
@@ -38,6 +44,42 @@ def test_the_address_lets_in_once_and_leaves_no_token_behind(page: Window) -> No
     assert followed.status == 200 and b"<main" in followed.body
     again = page.send("GET", f"/?token={page.token}", host | {"Cookie": cookie.split(";")[0]})
     assert (again.status, again.headers["location"]) == (303, "/")
+
+
+def clicked(page: Window, path: str, method: str = "GET", **headers: str) -> Answer:
+    """On a page of another site, without our cookie. headers: more of them, or others."""
+    sent = {"Host": f"127.0.0.1:{page.port}", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    more = {name.replace("_", "-"): value for name, value in headers.items()}
+    return page.send(method, path, sent | {"Sec-Fetch-Dest": "document"} | more)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_the_address_may_be_clicked_on_another_page(page: Window, site: str) -> None:
+    answer = clicked(page, f"/?token={page.token}", Sec_Fetch_Site=site)
+    assert answer.status == 200 and page.token.encode() not in answer.body
+    assert answer.headers["set-cookie"].startswith(f"tandem-{page.port}={page.token};")
+    assert b'content="0; url=/"' in answer.body and b"<main" not in answer.body
+
+
+def test_a_click_on_another_page_does_nothing_but_let_in(page: Window) -> None:
+    right = f"token={page.token}"
+    for path in ("/", "/?token=wrong", "/api/runs"):
+        refused = clicked(page, path, Cookie=page.guest["Cookie"])
+        assert refused.status == 403 and "set-cookie" not in refused.headers
+        assert b"paste the address that `python -m launch ui` printed" in refused.body
+    assert b"first" not in clicked(page, f"/api/runs?{right}").body
+    others: list[dict[str, str]] = [
+        {"Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"},
+        {"Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "image"},
+        {"Sec_Fetch_Dest": "iframe"},
+        {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+    ]
+    for headers in others:
+        refused = clicked(page, f"/?{right}", **headers)
+        assert refused.status == 403 and "set-cookie" not in refused.headers
+    own = f"http://127.0.0.1:{page.port}"
+    assert clicked(page, f"/?{right}", "POST", Origin=own).status == 403
 
 
 @pytest.mark.parametrize("token", ["", "x", "A" * 43, "%00", "../", "\u00ff"])
@@ -150,6 +192,24 @@ def test_a_name_cannot_leave_the_folder(page: Window, trick: str) -> None:
         assert SECRET.encode() not in answer.body and b"secret" not in answer.body.replace(b"outside/secret", b"")
     answer = page.get(f"/api/compare?runs=first/{trick}")
     assert answer.status in (400, 404)
+
+
+@pytest.mark.parametrize("label", ["../../../outside/{}", "{}", "..", "a" * 5000, "%00", "%ff"])
+def test_a_label_cannot_leave_the_folder(page: Window, label: str) -> None:
+    answer = page.get(f"/api/compare?runs=first/second&label={label.format(quote(SECRET))}")
+    assert answer.status == 200
+    assert [pair["changed"] for pair in answer.json["pairs"]] == [[]] and not answer.json["pairs"][0]["ways"]
+    assert "These runs have no evaluation" in answer.json["pairs"][0]["problem"]
+
+
+def test_a_name_that_is_no_utf8_hides_no_other_run(tmp_path: Path) -> None:
+    made_up(tmp_path / "first", steps=3)
+    made_up(tmp_path / os.fsdecode(b"caf\xe9"), steps=3)
+    (tmp_path / os.fsdecode(b"caf\xe9.toml")).touch()
+    with window(tmp_path, control=True) as opened:
+        assert [run["name"] for run in opened.ask("runs")["runs"]] == ["first"]
+        assert opened.get("/api/runs/caf%e9/overview").status == 404
+        assert "embedded" in opened.ask("form?source=embedded")["sources"]
 
 
 @pytest.mark.parametrize("value", ["-1", "1e3", "x", "", "%00", "../..", "1" * 400, "\u0661".encode().hex(), "1;2"])
