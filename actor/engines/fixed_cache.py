@@ -72,6 +72,8 @@ class FixedRows:
 
     def step(self, tokens: torch.Tensor) -> None:
         """[n] how many tokens each row has with that of this step, at least one."""
+        # A capture that failed has left biases that nobody has filled.
+        self.biases.clear()
         self.tokens, self.place = tokens, (tokens - 1)[:, None, None, None]
 
     def end_step(self) -> None:

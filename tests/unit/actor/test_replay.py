@@ -63,6 +63,27 @@ class Refusing(Recorder):
         raise self.error
 
 
+class FailingInside(Refusing):
+    """The same, found out after some layers. Nothing was computed, and what was allocated holds anything."""
+
+    def graph(self, step: Step) -> Step:
+        """Raises."""
+        buffers = self.buffers()
+        assert buffers is not None
+        layers = buffers.cache.layers
+        kept = [*buffers.state.all(), *(one for layer in layers for one in (layer.keys, layer.values))]
+        before = [one.clone() for one in kept]
+        last = layers.pop()
+        with pytest.raises(ValueError, match="shorter"):
+            step()
+        layers.append(last)
+        for one, values in zip(kept, before, strict=True):
+            one.copy_(values)
+        for bias in buffers.cache.rows.biases.values():
+            bias.fill_(float("nan"))
+        return super().graph(step)
+
+
 class Full(Recorder):
     """A card without memory for a graph, at first."""
 
@@ -171,9 +192,12 @@ def test_the_check_leaves_no_graph_of_narrow_windows(policy: Policy) -> None:
     assert made[0].replayed and replayed.fixed is not None and not replayed.fixed.replay.graphs
 
 
-def test_a_step_that_cannot_be_captured_runs_as_it_is(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [Refusing, FailingInside])
+def test_a_step_that_cannot_be_captured_runs_as_it_is(
+    policy: Policy, kind: type[Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
     plain, _ = engine_with(policy, None)
-    refused, made = engine_with(policy, Refusing)
+    refused, made = engine_with(policy, kind)
     found = refused.generate(orders(2, 4), SAMPLING, unheard)
     assert bits(found) == bits(plain.generate(orders(2, 4), SAMPLING, unheard))
     refused.generate(orders(2, 4), SAMPLING, unheard)
