@@ -37,11 +37,8 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
     config = load_config(source, overrides, here=False)
     work = card_work(config)
     budget = free_on_card(config.compute) if gpu_gb is None else int(gpu_gb * GIB)
-    if budget is None:
-        raise ConfigError(
-            f"There is no card on this machine, so its memory is not known; give it, for example:"
-            f" python -m launch plan {source} --gpu-gb 8."
-        )
+    if isinstance(budget, str):
+        raise ConfigError(f"{budget}; give its memory, for example: python -m launch plan {source} --gpu-gb 8.")
     os.environ.update(QUICK_IMPORT)
     plan = traced_plan(facts_of(work.model), work, budget)
     if as_json:
@@ -51,11 +48,14 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
     return 0 if plan.fits else 2
 
 
-def free_on_card(compute: ComputeConfig) -> int | None:
-    """Bytes that no process uses, of the card with less; None without a card."""
+def free_on_card(compute: ComputeConfig) -> int | str:
+    """Bytes that no process uses, of the card with less; or the reason why they are not known."""
     cards = look_at_cards()
+    if not cards.cards:
+        return f"There is no card to plan for: {cards.trouble or 'nvidia-smi lists none'}"
     chosen = [chosen_card(cards, number) for number in (compute.learner_card, compute.actor_card)]
-    return min((card.free for card in chosen if card), default=None)
+    free = [card.free for card in chosen if card and card.free is not None]
+    return min(free) if len(free) == len(chosen) else "nvidia-smi does not say how much memory of the card is free"
 
 
 def traced_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
@@ -81,8 +81,8 @@ class NotPlanned(Exception):
 def plan_here(work: CardWork) -> CardPlan:
     """Of what is free on the cards of this machine."""
     free = free_on_card(work.compute)
-    if free is None:
-        raise NotPlanned("nvidia-smi lists no card here; `plan --gpu-gb 8` plans a run for a card of 8 GiB")
+    if isinstance(free, str):
+        raise NotPlanned(f"{free}; `plan --gpu-gb 8` plans a run for a card of 8 GiB")
     return plan_elsewhere(work, free)
 
 

@@ -4,7 +4,7 @@ and the limits that a container or a shell sets."""
 import re
 from collections.abc import Mapping
 
-from launch.card.cards import Card, CardProcess, chosen_card
+from launch.card.cards import chosen_card, free_memory
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, cached_base_bytes, on_card
@@ -290,10 +290,13 @@ def sharing(machine: Machine) -> Finding:
 
 def memory(machine: Machine) -> Finding:
     """Free memory against what both processes need, and which processes use the rest."""
-    card = chosen_card(known(machine.cards), machine.config.compute.learner_card)
-    if card is None:
-        return ok("no card")
-    found = f"{size(card.free)} of {size(card.total)} are free on {card.name}{used_by(card)}"
+    cards = known(machine.cards)
+    card = chosen_card(cards, number := machine.config.compute.learner_card)
+    if card is None and not cards.cards:
+        return note(f"not known: {cards.trouble}") if cards.trouble else ok("no card")
+    found = (
+        free_memory(card) if card else f"nvidia-smi does not list card {number} of CUDA, maybe a part of a card (MIG)"
+    )
     if not on_card(machine):
         return ok(f"{found}; not used by this configuration")
     plan = machine.plan
@@ -302,16 +305,6 @@ def memory(machine: Machine) -> Finding:
     if plan.fits:
         return ok(f"{found}; a run needs {size(plan.peak_bytes)}")
     return error(f"{found}; a run needs {size(plan.peak_bytes)}", f"end the processes named; or {ways(plan)}")
-
-
-def used_by(card: Card) -> str:
-    """`, used by python (process 12, 3.1 GiB)`; empty if no process uses it."""
-    return f", used by {', '.join(described(process) for process in card.processes)}" if card.processes else ""
-
-
-def described(process: CardProcess) -> str:
-    amount = "an unknown amount" if process.num_bytes is None else size(process.num_bytes)
-    return f"{process.name} (process {process.pid}, {amount})"
 
 
 def allocator(machine: Machine) -> Finding:

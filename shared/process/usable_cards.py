@@ -21,6 +21,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 from shared.config.processes import ComputeConfig
 from shared.errors import ConfigError
@@ -34,6 +35,7 @@ LIBRARY = "libcuda.so.1"
 MAJOR, MINOR = 75, 76
 """The driver's numbers for the two parts of a compute capability."""
 MAX_NAME_BYTES = 256
+UUID_BYTES = 16
 BF16_CAPABILITY = (8, 0)
 CUDA_BUILD = "install a build of PyTorch with CUDA (https://pytorch.org/get-started)"
 CPU_INSTEAD = "use --set compute.device=cpu"
@@ -51,6 +53,9 @@ class FoundCard:
     """Such as `NVIDIA GeForce RTX 3070`."""
     capability: tuple[int, int]
     """Compute capability, such as (8, 6)."""
+    uuid: str = ""
+    """`GPU-...`, as nvidia-smi has it, which has none like that of a part of a card (MIG); empty if the driver does not
+    say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +153,17 @@ def card_at(library: Any, number: int) -> FoundCard:
     library.cuDeviceGetName(name, MAX_NAME_BYTES, device)
     for part, attribute in ((major, MAJOR), (minor, MINOR)):
         library.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
-    return FoundCard(name=name.value.decode(errors="replace"), capability=(major.value, minor.value))
+    return FoundCard(
+        name=name.value.decode(errors="replace"),
+        capability=(major.value, minor.value),
+        uuid=uuid_of(library, device),
+    )
+
+
+def uuid_of(library: Any, device: ctypes.c_int) -> str:
+    """Drivers before CUDA 11.4 have another function, which says of a part of a card that it is the whole one."""
+    ask, found = getattr(library, "cuDeviceGetUuid_v2", None), ctypes.create_string_buffer(UUID_BYTES)
+    return "" if ask is None or ask(found, device) else f"GPU-{UUID(bytes=found.raw)}"
 
 
 def error_words(library: Any, code: int) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.card.cards import Card, CardProcess, Cards, look_at_cards, read_cards
+from launch.card.cards import Card, CardProcess, Cards, chosen_card, look_at_cards, read_cards
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
 from launch.doctor.probe import ProbeOutput, run_probe
 from shared.model.kernels.toolchain import Toolchain
+from shared.process.usable_cards import FoundCard, find_cards
 from tests.support.machines import GIB, ROUND_TRIP, TOOLCHAIN, TORCH_CUDA, both, cards, configured, planned, sound
 from tests.support.machines import torch as with_torch
 from tests.support.runs import alive
@@ -26,6 +27,14 @@ GPU-b, NVIDIA H200, 580.65.06, 143771, 143000, Exclusive_Process
 PROCESSES = """GPU-a, 4242, /usr/bin/python3, 3900
 GPU-a, 77, [Not Found], [N/A]
 """
+NUMBERED = replace(
+    find_cards(),
+    cards=(
+        FoundCard(name="NVIDIA H200", capability=(9, 0), uuid="GPU-b"),
+        FoundCard(name="NVIDIA GeForce RTX 3070", capability=(8, 6), uuid="GPU-a"),
+    ),
+)
+"""CUDA numbers the fastest card first."""
 SMI = """#!/bin/sh
 case "$1" in
 --query-gpu=*) cat <<EOF
@@ -36,6 +45,9 @@ case "$1" in
 ;;
 esac
 """
+
+
+ON_CARD = both(with_torch(), configured(compute={"device": "cuda"}))
 
 
 def program(path: Path, text: str) -> str:
@@ -67,10 +79,10 @@ def test_which_process_uses_which_card() -> None:
 
 def test_nvidia_smi_is_called_and_its_output_is_checked(tmp_path: Path) -> None:
     smi = program(tmp_path / "smi", SMI.format(cards=CARDS, processes=PROCESSES))
-    cards = look_at_cards(smi)
-    assert cards.trouble == ""
+    cards = look_at_cards(smi, lambda: NUMBERED)
+    assert cards.trouble == "" and cards.numbered == ("GPU-b", "GPU-a")
     assert len(cards.cards) == 2
-    machine = replace(sound(), cards=cards)
+    machine = replace(configured(compute={"learner_card": 1})(sound()), cards=cards)
     assert "/usr/bin/python3 (process 4242, 3.8 GiB)" in hardware_checks.memory(machine).found
     assert "one process at most" in hardware_checks.sharing(machine).found
     assert "the CPU is used" in hardware_checks.present(machine).found
@@ -91,6 +103,27 @@ def test_the_card_that_a_run_would_take(visible: dict[str, str], number: int, na
     cards = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables=visible)
     machine = replace(configured(compute={"learner_card": number})(sound()), cards=cards)
     assert name in hardware_checks.memory(machine).found
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "H200"), (1, "RTX 3070"), (7, "RTX 3070")])
+def test_a_number_is_that_of_cuda(number: int, name: str) -> None:
+    listed = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables={}, numbered=("GPU-b", "GPU-a"))
+    chosen = chosen_card(listed, number)
+    assert chosen is not None and name in chosen.name
+
+
+def test_a_part_of_a_card_is_not_the_whole_one() -> None:
+    listed = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables={}, numbered=("GPU-part",))
+    finding = hardware_checks.memory(ON_CARD(replace(sound(), cards=listed)))
+    assert finding.level == "note" and finding.found.startswith("nvidia-smi does not list card 0 of CUDA")
+
+
+def test_memory_that_nvidia_smi_does_not_say_is_not_known() -> None:
+    listed = read_cards("GPU-a, NVIDIA GB10, 580.95.05, [N/A], [N/A], Default\n", "")
+    assert (listed[0].total, listed[0].free) == (None, None)
+    machine = ON_CARD(replace(sound(), cards=Cards(trouble="", cards=listed, variables={})))
+    finding = hardware_checks.memory(machine)
+    assert finding.level == "note" and finding.found.startswith("the memory of NVIDIA GB10 is not known")
 
 
 @pytest.mark.parametrize("key", ["learner_card", "actor_card"])
@@ -132,6 +165,19 @@ def test_a_driver_that_fails(tmp_path: Path) -> None:
     assert "version mismatch" in finding.found
 
 
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        ("#!/bin/sh\nexec sleep 60\n", "nvidia-smi did not answer within 0.2 s"),
+        ("#!/no/such/shell\n", "nvidia-smi cannot be started: No such file or directory"),
+    ],
+)
+def test_an_nvidia_smi_that_hangs_or_does_not_start(tmp_path: Path, text: str, trouble: str) -> None:
+    found = look_at_cards(program(tmp_path / "smi", text), limit_s=0.2)
+    assert (found.trouble, found.cards) == (trouble, ())
+    assert hardware_checks.memory(replace(sound(), cards=found)).found == f"not known: {trouble}"
+
+
 def test_a_variable_of_the_allocator_is_seen_and_finding_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     cards = look_at_cards("no-such-program-anywhere")
@@ -163,8 +209,6 @@ def test_kernels_for_a_card(built: str, capability: tuple[int, int], runs: bool)
 
 
 # --- what Triton needs
-
-ON_CARD = both(with_torch(), configured(compute={"device": "cuda"}))
 
 
 def test_a_card_with_all_that_triton_needs() -> None:

@@ -147,6 +147,27 @@ def test_another_process_says_in_a_sentence_why_there_is_no_plan(capsys: pytest.
     assert said.out == "" and said.err.count("\n") == 1 and "not on this machine" in said.err
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("echo GPU-1, NVIDIA GB10, 580.95.05, [N/A], [N/A], Default", "does not say how much memory"),
+        ("echo Unable to determine the device handle; exit 15", "no card to plan for: Unable to determine the device"),
+    ],
+    ids=["memory of the host", "trouble"],
+)
+def test_memory_that_is_not_known_is_a_run_without_a_plan(
+    answer: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in --query-gpu=*) {answer};; esac\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = load_config("gsm8k_8gb")
+    found, cost = planned(config)
+    assert found == config and isinstance(cost, str) and reason in cost
+    code, out, err = run(capsys, "embedded", "--json")
+    assert (code, out) == (2, "") and reason in err and "--gpu-gb 8" in err and err.count("\n") == 1
+
+
 def test_a_run_without_a_card_to_look_at_has_no_plan_and_keeps_its_sizes(monkeypatch: Any) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     config = load_config("gsm8k_8gb")

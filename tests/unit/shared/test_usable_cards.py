@@ -72,6 +72,11 @@ class FakeLibrary:
         value._obj.value = self.cards[device.value - 100].capability[{75: 0, 76: 1}[attribute]]
         return 0
 
+    def cuDeviceGetUuid_v2(self, found: Any, device: Any) -> int:
+        uuid = self.cards[device.value - 100].uuid.removeprefix("GPU-")
+        found.raw = bytes.fromhex(uuid.replace("-", "") or "00" * 16)
+        return 0 if uuid else 1
+
     def cuGetErrorString(self, code: int, words: Any) -> int:
         words._obj.value = {100: b"no CUDA-capable device is detected"}.get(code)
         return 0
@@ -88,9 +93,10 @@ def refusal(found: Found, compute: ComputeConfig = CUDA) -> str:
 
 
 def test_the_driver_lists_its_cards() -> None:
-    library = FakeLibrary(AMPERE, TURING)
+    known = replace(AMPERE, uuid="GPU-00112233-4455-6677-8899-aabbccddeeff")
+    library = FakeLibrary(known, TURING)
     assert newest_cuda(library) == (12, 8) and newest_cuda(None) is None
-    assert with_cards(NO_CARDS, library) == replace(SOUND, cards=(AMPERE, TURING))
+    assert with_cards(NO_CARDS, library) == replace(SOUND, cards=(known, TURING))
 
 
 @pytest.mark.parametrize(("code", "said"), [(100, "no CUDA-capable device is detected"), (999, "error 999")])
