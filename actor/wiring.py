@@ -2,9 +2,10 @@
 
 import json
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -69,10 +70,15 @@ ENGINES = Path(__file__).parent / "engines"
 OWN_CODE = (ENGINES, ENGINES / "token_step")
 """Folders whose source computes a completion."""
 
+LearnerHere = Literal["yes", "maybe", "no"]
+"""Whether the learner is on this machine. Containers and Ray may put both on one, which an actor does not see."""
+
 log = logging.getLogger("actor")
 
 
-def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engine, Prompter]:
+def build_engine(
+    config: Config, borrower: Borrower | None = None, learner_here: LearnerHere = "maybe"
+) -> tuple[Engine, Prompter]:
     """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
@@ -82,7 +88,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
-        return build_vllm(config, base, prompter, device, dtype), prompter
+        return build_vllm(config, base, prompter, device, dtype, learner_here), prompter
     place = borrower.place if borrower else None
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy.adapter.cast_to(dtype)
@@ -134,7 +140,12 @@ def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> Eigh
 
 
 def build_vllm(
-    config: Config, base: CachedBase, prompter: Prompter, device: torch.device, dtype: torch.dtype
+    config: Config,
+    base: CachedBase,
+    prompter: Prompter,
+    device: torch.device,
+    dtype: torch.dtype,
+    learner_here: LearnerHere,
 ) -> Engine:
     """vLLM over the learner's base. The digest is that of the NF4 base even if vLLM serves the dense base."""
     # Imported here, because vLLM is an optional extra.
@@ -154,7 +165,7 @@ def build_vllm(
         "bfloat16" if dtype == torch.bfloat16 else "float32",
     )
     layout = read_layout(base.folder, config.lora)
-    part = given_back(config, base, layout, options)
+    part = given_back(config, base, layout, options, learner_here)
     return VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest, config.actor.install, part)
 
 
@@ -211,20 +222,36 @@ def learners_dtype(compute: ComputeConfig) -> torch.dtype:
     return pick_dtype(compute.dtype, torch.device("cuda" if on_card else "cpu"))
 
 
-def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: "VLLMOptions") -> "GiveBack":
-    """What vLLM frees between two orders: as configured, or as planned for this card."""
-    from actor.engines.vllm_options import EngineMemory, learner_bytes, plan_give_back
+def card_bytes() -> int:
+    return torch.cuda.mem_get_info()[1]
+
+
+def given_back(
+    config: Config,
+    base: CachedBase,
+    layout: "LoraLayout",
+    options: "VLLMOptions",
+    learner_here: LearnerHere,
+    find_card: Callable[[], int] = card_bytes,
+) -> "GiveBack":
+    """What vLLM frees between two orders: as configured, or as planned for this card. find_card: its memory."""
+    from actor.engines.vllm_options import MARGIN_BYTES, EngineMemory, learner_bytes, plan_give_back
 
     if options.device == "cpu":
         return "nothing"
     if config.actor.give_back != "auto":
         return config.actor.give_back
+    if learner_here == "no" or config.compute.learner_card != config.compute.actor_card:
+        return "nothing"
     parameters = sum(rows * columns for rows, columns in layout.shapes.values())
     model = json.loads((base.folder / "config.json").read_text())
     learner = learner_bytes(model, (base.folder / WEIGHTS).stat().st_size, parameters, config.batch.token_budget)
     weights = (options.folder / WEIGHTS).stat().st_size + 2 * parameters
-    _, card = torch.cuda.mem_get_info()
-    return plan_give_back(card, learner, EngineMemory(weights=weights, kv=options.kv_bytes))
+    card, actors = find_card(), config.compute.actors if learner_here == "yes" else 1
+    if learner_here == "maybe" and learner > card - MARGIN_BYTES:
+        # It is on another card, then.
+        return "nothing"
+    return plan_give_back(card, learner, EngineMemory(weights=weights, kv=options.kv_bytes), actors)
 
 
 def allowed_difference(config: Config, device: torch.device) -> Allowed:
@@ -298,19 +325,20 @@ def serve_orders(
     planned: int = 0,
     passes: PassedOn | None = None,
     *,
-    lends: bool = False,
+    learner_here: LearnerHere = "maybe",
 ) -> None:
     """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. lease_file: None for
-    cores of its own. planned: bytes of the card, as of a lease. passes: where adapters are passed on. lends: whether
-    the learner is on this machine, so that its base may be used."""
+    cores of its own. planned: bytes of the card, as of a lease. passes: where adapters are passed on. learner_here: if
+    so, its base may be used, and its memory counts."""
     fits = partial(fitting, "actor", planned, lighter(config.compute, config.model, config.lora))
     with fits():
         device, lease = place_of(config, lease_file, trace, planned)
+        lends = learner_here == "yes" and config.actor.engine == "hf"
         lender = lease_file.parent if lends and lease_file else None
         borrower = borrow(config.compute, device, lender, config.link.silence_s) if lender else None
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"), fits(driver_of(device)), trace.phase("load"):
-        engine, prompter = build_engine(config, borrower)
+        engine, prompter = build_engine(config, borrower, learner_here)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     if runs_functions(config.verifier):

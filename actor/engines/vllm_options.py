@@ -9,15 +9,16 @@ Start options come from the configuration and the model's own config.json:
 Every size is given, so that vLLM measures nothing when it starts. Its own profiling fails when another process frees
 memory meanwhile, and with a share of the card's memory the same order would be decoded differently on another card.
 
-Between two orders vLLM gives back as little as makes room for the learner (sizes in bytes):
+Between two orders vLLM gives back as little as makes room for the learner (sizes in bytes, n actors on the card):
 
-    nothing   context + weights + kv + learner <= card - margin     everything stays
-    kv        context + weights      + learner <= card - margin     keys and values go, and come back empty
-    weights   context                + learner <= card - margin     sleep level 1: weights wait in host memory
-    stop                               learner <= card - margin     the engine ends and is built again
+    nothing   n * (context + weights + kv) + learner <= card - margin     everything stays
+    kv        n * (context + weights)      + learner <= card - margin     keys and values go, and come back empty
+    weights   n *  context                 + learner <= card - margin     sleep level 1: weights wait in host memory
+    stop                                     learner <= card - margin     the engine ends and is built again
 
-On a CPU there is no card memory to give back. Left out: level 2 of vLLM's sleep, which loses the adapter and the scales
-of NF4 codes. This module does not import vLLM; the version check reads installed metadata alone.
+Where the learner is on another card, everything stays. On a CPU there is no card memory to give back. Left out: level 2
+of vLLM's sleep, which loses the adapter and the scales of NF4 codes. This module does not import vLLM; the version
+check reads installed metadata alone.
 """
 
 import importlib.metadata
@@ -145,14 +146,14 @@ class EngineMemory:
     """Keys and values."""
 
 
-def plan_give_back(card: int, learner: int, engine: EngineMemory) -> GiveBack:
-    """The least that makes room for a learner of this size."""
+def plan_give_back(card: int, learner: int, engine: EngineMemory, actors: int) -> GiveBack:
+    """The least that makes room for a learner of this size. actors: of the card; each gives back the same."""
     room = card - MARGIN_BYTES - learner
-    if VLLM_CONTEXT_BYTES + engine.weights + engine.kv <= room:
+    if actors * (VLLM_CONTEXT_BYTES + engine.weights + engine.kv) <= room:
         return "nothing"
-    if VLLM_CONTEXT_BYTES + engine.weights <= room:
+    if actors * (VLLM_CONTEXT_BYTES + engine.weights) <= room:
         return "kv"
-    if room >= VLLM_CONTEXT_BYTES:
+    if actors * VLLM_CONTEXT_BYTES <= room:
         return "weights"
     if room >= 0:
         return "stop"

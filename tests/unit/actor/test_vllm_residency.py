@@ -1,9 +1,24 @@
 """Which part of the card vLLM gives back, against the sizes of R1-Distill-Qwen-1.5B."""
 
-import pytest
+from typing import Any
 
-from actor.engines.vllm_options import EngineMemory, GiveBack, learner_bytes, plan_give_back
+import pytest
+from msgspec.structs import replace
+
+from actor.engines.vllm_options import (
+    MARGIN_BYTES,
+    VLLM_CONTEXT_BYTES,
+    EngineMemory,
+    GiveBack,
+    learner_bytes,
+    plan_give_back,
+    vllm_options,
+)
+from actor.wiring import LearnerHere, given_back
+from launch.presets.load import load_config
+from shared.base.cache import cached_base
 from shared.errors import ModelError
+from shared.model.adapter_file import read_layout
 
 MIB = 2**20
 QWEN = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
@@ -29,12 +44,46 @@ PLAIN = EngineMemory(weights=3_389 * MIB, kv=252 * MIB)
     ],
 )
 def test_the_least_that_makes_room(card_mib: int, learner_mib: int, memory: EngineMemory, expected: GiveBack) -> None:
-    assert plan_give_back(card_mib * MIB, learner_mib * MIB, memory) == expected
+    assert plan_give_back(card_mib * MIB, learner_mib * MIB, memory, actors=1) == expected
+
+
+@pytest.mark.parametrize(
+    ("actors", "expected"), [(1, "nothing"), (2, "nothing"), (3, "kv"), (4, "weights"), (12, "weights"), (13, "stop")]
+)
+def test_every_actor_of_the_card_keeps_its_part(actors: int, expected: GiveBack) -> None:
+    room = 3 * (VLLM_CONTEXT_BYTES + NF4.weights) + 2 * NF4.kv
+    assert room // VLLM_CONTEXT_BYTES == 12
+    assert plan_give_back(room + 2_600 * MIB + MARGIN_BYTES, 2_600 * MIB, NF4, actors) == expected
+
+
+def found_on(card: int, learner_here: LearnerHere, **compute: Any) -> GiveBack:
+    """For a vLLM of the embedded model on a card of so many bytes."""
+    config = load_config("embedded", ["actor.engine=vllm"])
+    config = replace(config, compute=replace(config.compute, **compute))
+    base = cached_base(config.model)
+    options = vllm_options(config, base.folder, "cuda", "bfloat16")
+    return given_back(config, base, read_layout(base.folder, config.lora), options, learner_here, lambda: card)
+
+
+def test_a_learner_that_is_not_on_this_card_needs_no_room_there() -> None:
+    tight = 1_200 * MIB
+    assert found_on(tight, "yes") == found_on(tight, "maybe") != "nothing"
+    assert found_on(tight, "no") == found_on(tight, "yes", actor_card=1) == "nothing"
+
+
+def test_a_learner_larger_than_the_card_is_refused_only_where_it_must_be_on_it() -> None:
+    assert found_on(500 * MIB, "maybe") == "nothing"
+    with pytest.raises(ModelError, match="The learner needs about"):
+        found_on(500 * MIB, "yes")
+
+
+def test_actors_that_are_started_beside_the_learner_share_its_card() -> None:
+    assert found_on(8_000 * MIB, "yes") == "nothing" != found_on(8_000 * MIB, "yes", actors=16)
 
 
 def test_a_learner_that_fits_no_card_is_refused_with_the_figures() -> None:
     with pytest.raises(ModelError, match=r"needs about 9\.8 GiB and this card has 7\.8, of which 0\.4 are kept free"):
-        plan_give_back(8_000 * MIB, 10_000 * MIB, NF4)
+        plan_give_back(8_000 * MIB, 10_000 * MIB, NF4, actors=1)
 
 
 def test_the_learners_estimate_for_1_5b() -> None:
