@@ -77,7 +77,8 @@ def main(arguments: argparse.Namespace) -> None:
     files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
     config = started_config(files["config"], may_wait=arguments.config is None)
-    check_cards(config.compute, ("actor",))
+    if not config.actor.is_elsewhere:
+        check_cards(config.compute, ("actor",))
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     if arguments.key is None:
         check_folder(files["key"].parent)

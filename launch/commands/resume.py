@@ -30,7 +30,7 @@ from shared.config.tree import Config
 from shared.errors import ConfigError
 from shared.process.entry_point import keep_to_itself
 from shared.process.processor import is_open, settled_config, start_config, write_choices
-from shared.process.usable_cards import check_cards
+from shared.process.usable_cards import check_cards, roles_here
 from shared.run.files import disk_errors, write_whole
 from shared.run.run_dir import RUN_DIR, RunDir
 from shared.run.summary import Summary, read_summary
@@ -120,7 +120,7 @@ def config_to_resume(run: RunDir, on: Machine) -> Config:
 def check_machine(actor: ActorConfig, compute: ComputeConfig) -> None:
     check_engine(actor)
     warn_of_cpu(compute)
-    check_cards(compute)
+    check_cards(compute, roles_here(actor))
 
 
 def at_most(option: str, count: int, limit: int) -> int:

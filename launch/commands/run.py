@@ -61,7 +61,7 @@ from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.free_memory import free_memory
 from shared.process.processor import cores_here, gains_by_packing, read_flags, settled_config
-from shared.process.usable_cards import check_cards, cpu_instead, has_card
+from shared.process.usable_cards import check_cards, cpu_instead, has_card, roles_here
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import CPUINFO, RunDir
 
@@ -114,7 +114,7 @@ def start_run(
         warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag, on)
     places = places_of(topology(folder, config), config.compute, config.ray, config.actor)
     # Before anything that takes time: without its card there is nothing to plan.
-    card = {} if dry_run or on == "ray" else check_cards(config.compute)
+    card = {} if dry_run or on == "ray" else check_cards(config.compute, roles_here(config.actor))
     config, cost = planned(config) if on == "here" else (config, f"Ray chooses the machines; {asked_for(places)}")
     if dry_run:
         what = "" if json_only else describe(topology(folder, config), config)

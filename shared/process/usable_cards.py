@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
-from shared.config.processes import ComputeConfig
+from shared.config.processes import ActorConfig, ComputeConfig
 from shared.errors import ConfigError
 from shared.process.card import driver_version
 
@@ -206,6 +206,11 @@ def cpu_instead(
         f"{which} cannot be used: {why}; {remedy}. compute.device is 'auto', so the CPU computes, which takes many"
         " times as long."
     )
+
+
+def roles_here(actor: ActorConfig) -> Sequence[Role]:
+    """Who computes on this machine's cards: not an actor whose servers sample."""
+    return ("learner",) if actor.is_elsewhere else BOTH
 
 
 def check_cards(

@@ -78,3 +78,15 @@ def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     key.chmod(0o644)
     done = actor("--connect", "tcp://127.0.0.1:9", "--key", key, "--config", config)
     assert done.returncode == 2 and f"chmod 600 {key}" in done.stderr
+
+
+def test_an_actor_whose_servers_sample_needs_no_card(tmp_path: Path) -> None:
+    """It comes as far as its server, which is not there."""
+    config = tmp_path / "config.json"
+    keys = ("actor.engine=vllm_server", 'server.urls=["http://127.0.0.1:9/v1"]', "server.patience_s=0.1")
+    config.write_bytes(config_to_json(load_config("embedded", [*keys, "compute.device=cuda", "compute.dtype=fp32"])))
+    key = foreign_key(tmp_path / "foreign", None)
+    done = actor("--connect", "tcp://127.0.0.1:9", "--key", key, "--config", config)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "The vLLM server at http://127.0.0.1:9/v1 does not reply" in last

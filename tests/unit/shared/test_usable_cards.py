@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launch.__main__ import main
-from shared.config.processes import ComputeConfig
+from shared.config.processes import ActorConfig, ComputeConfig
 from shared.errors import ConfigError
 from shared.process.card import driver_version
 from shared.process.usable_cards import (
@@ -23,6 +23,7 @@ from shared.process.usable_cards import (
     find_cards,
     has_card,
     newest_cuda,
+    roles_here,
     why_none,
     with_cards,
 )
@@ -266,6 +267,14 @@ def test_what_run_json_says_of_the_cards() -> None:
         "driver": "580.65.06",
         "cuda": "13.0",
     }
+
+
+def test_an_actor_whose_servers_sample_has_no_card() -> None:
+    far = ComputeConfig(device="cuda", dtype="bf16", actor_card=5)
+    roles = roles_here(ActorConfig(engine="vllm_server"))
+    assert check_cards(far, roles, lambda: SOUND) == {"learner": "RTX 3070", "driver": "580.65.06", "cuda": "13.0"}
+    with pytest.raises(ConfigError, match=r"compute\.actor_card = 5"):
+        check_cards(far, roles_here(ActorConfig(engine="vllm")), lambda: SOUND)
 
 
 def test_a_cpu_needs_no_card() -> None:
