@@ -297,6 +297,12 @@ def installer_of(engine: Engine) -> Installs | None:
     return engine.wanted if isinstance(engine, ServerEngine) else None
 
 
+def close_engine(engine: Engine) -> None:
+    """Servers go on without what this process left there."""
+    if isinstance(engine, ServerEngine):
+        engine.close()
+
+
 def place_of(config: Config, lease_file: Path | None, trace: Trace, planned: int) -> tuple[torch.device, ComputeLease]:
     """Where this process computes, and what it holds meanwhile: nothing if servers compute for it."""
     if config.actor.is_elsewhere:
@@ -372,6 +378,5 @@ def serve_orders(
             episodes.close()
         if teacher:
             teacher.close()
-        if isinstance(engine, ServerEngine):
-            engine.close()
+        close_engine(engine)
         port.close()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from learner.evaluation.evaluate import Evaluator
     from learner.tasks.tasks import Task
     from shared.model.prompt import Prompter
+    from shared.process.lease import ComputeLease
 
 PROBE_BYTES = 64 * 1024
 """About what an evaluation takes of a disk."""
@@ -134,16 +135,10 @@ def adapter_evaluator(
     on_filled: "Filled" = lambda filled, wanted: None,
 ) -> "Iterator[AdapterEvaluator]":
     """On a card all of it is done in turns. beat: called while it waits, loads and decodes; it may raise."""
-    from launch.commands.in_process import NO_LEASE, LocalFiller, local_actor
+    from launch.commands.in_process import LocalFiller, local_actor
     from learner.evaluation.evaluate import Evaluator
-    from shared.base.load import pick_device
-    from shared.process.lease import ComputeLease, lease_for
-    from shared.run.forecast import planned_on_card
 
-    device = pick_device(config.compute.device, config.compute.actor_card)
-    lease: ComputeLease = NO_LEASE
-    if device.type != "cpu":
-        lease = lease_for(config.compute, device, run.lease, planned=planned_on_card(run, "actor"))
+    lease = evaluators_lease(config, run)
     with ExitStack() as opened:
         with lease.hold("evaluator", lambda: beat("waiting for its turn")):
             actor = opened.enter_context(local_actor(config, lease))
@@ -154,6 +149,21 @@ def adapter_evaluator(
         filler = LocalFiller(actor.rollout, beat, on_filled)
         evaluator = Evaluator(config, tasks, filler, actor.prompter.text)
         yield AdapterEvaluator(evaluator, filler, rounded=sent_dtype(config.link, config.compute) == "bf16")
+
+
+def evaluators_lease(config: Config, run: RunDir) -> "ComputeLease":
+    """Of the actor's card. None is needed on a CPU, or if servers compute."""
+    from launch.commands.in_process import NO_LEASE
+    from shared.base.load import pick_device
+    from shared.process.lease import lease_for
+    from shared.run.forecast import planned_on_card
+
+    if config.actor.is_elsewhere:
+        return NO_LEASE
+    device = pick_device(config.compute.device, config.compute.actor_card)
+    if device.type == "cpu":
+        return NO_LEASE
+    return lease_for(config.compute, device, run.lease, planned=planned_on_card(run, "actor"))
 
 
 def base_adapter(run: RunDir, model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:

@@ -48,15 +48,7 @@ def generate_completions(
     prompts = [prompt] if prompt is not None else read_prompts(source)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
 
-    from actor.wiring import build_engine
-    from learner.durable.state import ADAPTER
-
-    engine, prompter = build_engine(config)
-    if chosen is not None:
-        engine.install(chosen.step, chosen.files[ADAPTER])
-    opening = opening_of(config.tasks, config.verifier.kind)
-    chats = [[*opening, {"role": "user", "content": prompt}] for prompt in prompts]
-    completions = complete(engine, prompter, chats, sampling, seed)
+    completions = sample(config, chosen, prompts, sampling, seed)
     if out is None:
         print("\n\n".join(map(for_terminal, completions)))
         return 0
@@ -64,6 +56,24 @@ def generate_completions(
     write_whole(out, ("\n".join(rows) + "\n").encode())
     print(f"{len(rows)} completions in {out}", file=sys.stderr)
     return 0
+
+
+def sample(
+    config: Config, chosen: Checkpoint | None, prompts: Sequence[str], sampling: Sampling, seed: int
+) -> list[str]:
+    """One completion of each prompt."""
+    from actor.wiring import build_engine, close_engine
+    from learner.durable.state import ADAPTER
+
+    engine, prompter = build_engine(config)
+    try:
+        if chosen is not None:
+            engine.install(chosen.step, chosen.files[ADAPTER])
+        opening = opening_of(config.tasks, config.verifier.kind)
+        chats = [[*opening, {"role": "user", "content": prompt}] for prompt in prompts]
+        return complete(engine, prompter, chats, sampling, seed)
+    finally:
+        close_engine(engine)
 
 
 def open_policy(directory: Path | None, base: bool, which: str | None) -> tuple[Config, Checkpoint | None]:

@@ -12,7 +12,7 @@ from actor.rollout import Beat, Rollout
 from actor.scoring.pool import ScorePool
 from actor.scoring.scores import Scorer
 from actor.scoring.votes import casting
-from actor.wiring import build_engine, build_episodes, context_of
+from actor.wiring import build_engine, build_episodes, close_engine, context_of
 from protocol.messages import FilledOrder, Order, Policy
 from shared.config.data import VerifierKind
 from shared.config.tree import Config
@@ -42,7 +42,8 @@ class LocalActor:
 
 @contextmanager
 def local_actor(config: Config, lease: ComputeLease = NO_LEASE) -> Iterator[LocalActor]:
-    """The scoring workers end with the `with` block. lease: what its rollout holds while it decodes."""
+    """The scoring workers end with the `with` block, and servers keep nothing of it. lease: what its rollout holds
+    while it decodes."""
     engine, prompter = build_engine(config)
     pool = ScorePool(config.verifier)
     votes = casting(config.verifier.kind, pool)
@@ -55,6 +56,7 @@ def local_actor(config: Config, lease: ComputeLease = NO_LEASE) -> Iterator[Loca
         pool.close()
         if episodes:
             episodes.close()
+        close_engine(engine)
 
 
 class LocalFiller:

@@ -15,7 +15,7 @@ from shared.model.adapter_file import read_layout
 from shared.model.prompt import load_prompter
 from tests.support.fakes import CPU
 from tests.support.runs import SMALL, launch, num_rows, replayed, rows, sets, start, wait_until
-from tests.support.served_engine import Options, ServedEngine
+from tests.support.served_engine import BASE, Options, ServedEngine
 
 STEPS = 4
 
@@ -73,7 +73,14 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(servers: Serv
     assert max(row["mismatch/p99"] for row in found if row["mismatch/p99"] is not None) <= 1e-4
     names = [name for name, _ in [*first.loads, *servers.now.loads]]
     assert len(set(names)) == len(names)
-    assert list(adapters.iterdir()) == []
+    assert set(servers.now.adapters) == {BASE} and list(adapters.iterdir()) == []
+    # What looks at a run afterwards leaves as little as the run.
+    for words in (("eval", out, "--problems", "2"), ("generate", out, "--prompt", "2 + 2 =", "--max-new-tokens", "2")):
+        used = len(servers.now.loads)
+        done = launch(*words)
+        assert done.returncode == 0, done.stderr
+        assert len(servers.now.loads) > used + 1
+        assert set(servers.now.adapters) == {BASE} and list(adapters.iterdir()) == []
 
 
 @pytest.mark.long

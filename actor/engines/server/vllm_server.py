@@ -14,6 +14,7 @@ A server that was restarted knows no adapter any more: NoReply, so that the engi
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,11 @@ class VLLMServer:
         self.adapter: Written | None = None
 
     def close(self) -> None:
-        """The run has ended; its adapters may go."""
+        """No more is sampled here: its adapters go, also the last one on the server."""
+        if self.adapter:
+            # The server may be away, or another one by now, which then has nothing to unload.
+            with suppress(NoReply, ConfigError):
+                self.drop(self.adapter)
         self.files.close()
 
     # --- what it must be
@@ -184,7 +189,7 @@ class VLLMServer:
     def drop(self, written: Written) -> None:
         """Unload it; a server that was restarted has forgotten it by itself."""
         try:
-            self.api.post("/unload_lora_adapter", {"lora_name": written.name})
+            self.api.tell("/unload_lora_adapter", {"lora_name": written.name})
         except Rejected as error:
             if error.status != NOT_FOUND:
                 raise ConfigError(f"{self.name} does not unload an adapter ({error}).") from error

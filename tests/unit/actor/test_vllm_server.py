@@ -134,6 +134,18 @@ def test_what_a_server_says_about_an_error_is_its_sentence(body: str, said: str)
     assert message_of(body) == said
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_at_the_end_nothing_is_left_on_the_server_or_in_the_folder(
+    server: ServedEngine, tmp_path: Path, is_there: bool
+) -> None:
+    line = line_to(server.url, tmp_path, needs())
+    line.server.install(3, b"adapter")
+    if not is_there:
+        server.close()
+    line.server.close()
+    assert list(tmp_path.iterdir()) == [] and len(server.unloaded) == is_there
+
+
 # --- folders
 
 

@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
+from launch.commands.evaluate import evaluators_lease
 from launch.evaluator.command import follow_run
 from launch.evaluator.follow import CheckpointFollower, Ending, alone
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.state import ADAPTER
-from shared.config.load import config_to_json
+from shared.config.load import config_to_json, resolve
 from shared.config.processes import EvalConfig
 from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
 from shared.model.adapter_file import digest
+from shared.process.lease import NoLease
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status, Summary, read_summary, write_summary
@@ -132,6 +134,12 @@ def test_a_run_has_ended_when_its_learner_is_gone_and_its_summary_says_so(made: 
     with made.run.locked():
         assert not Ending(made.run)(), "it goes on"
     assert Ending(made.run)()
+
+
+def test_where_servers_sample_no_card_is_taken_or_needed(made: Fixture) -> None:
+    servers = {"actor": {"engine": "vllm_server"}, "server": {"urls": ["http://a:8000/v1"]}}
+    for device in ("cpu", "cuda"):
+        assert isinstance(evaluators_lease(resolve(servers | {"compute": {"device": device}}), made.run), NoLease)
 
 
 @pytest.mark.parametrize(
