@@ -56,6 +56,11 @@ class Gradient:
     ewc_penalty: float
     """Part of the loss."""
 
+    @property
+    def teaches(self) -> bool:
+        """Whether the objective has a part in it. A minibatch may have no selected token, or only masked samples."""
+        return any(bool(part.terms.shares.any()) for part in self.parts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStats:

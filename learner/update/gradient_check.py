@@ -2,7 +2,7 @@
 
     refused: loss or norm not finite;  norm > L (absolute);  norm > F x median of the last W norms, once there are 8
 
-The norms are those before clipping, of updates that were applied and had a group that teaches. They decide what is
+The norms are those before clipping, of updates that were applied and had a token that teaches. They decide what is
 trained on, so they are part of a checkpoint: a resumed or replayed run judges every step as the undisturbed one did.
 
 A fault names the sample that caused it. The loss is a sum over tokens with weights computed before, so the gradient of

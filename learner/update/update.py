@@ -115,10 +115,10 @@ class Update:
         gradient = self.usable_gradient(step, minibatches[0], old, accumulate)
         if batch.on_policy:
             self.check_mismatch(step, batch.used, mismatch_of(gradient, batch.used, old))
-        updates = [self.applied(step, batch, gradient)]
+        updates = [self.applied(step, gradient)]
         for samples in [*minibatches[1:], *(self.loss.passes - 1) * minibatches]:
             gradient = self.usable_gradient(step, samples, old, self.accumulate)
-            updates.append(self.applied(step, batch, gradient))
+            updates.append(self.applied(step, gradient))
         self.check_weights(step)
         self.begun = None
         return of_step(updates, len(minibatches))
@@ -169,11 +169,12 @@ class Update:
         self.optimizer.zero_grad()
         return found
 
-    def applied(self, step: int, batch: StepBatch, gradient: Gradient) -> UpdateStats:
+    def applied(self, step: int, gradient: Gradient) -> UpdateStats:
         """The optimizer's step with the gradient in the parameters."""
         rate = self.optimizer.step(step)
         # The gradient of a KL alone is so small that beside it the next one that teaches would look like a spike.
-        if batch.samples:
+        # One of zero would turn the guard off, once more than half of the window are.
+        if gradient.teaches:
             self.norms.applied(gradient.norm)
         return gathered(gradient, rate)
 

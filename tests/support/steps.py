@@ -142,7 +142,7 @@ def batch_of(groups: Sequence[Group], policy: Policy, config: Config) -> StepBat
 def later_pass(update: Update, batch: StepBatch, old: dict[str, torch.Tensor]) -> UpdateStats:
     """One pass of a step with several, at given log-probs of the old policy."""
     gradient = update.usable_gradient(0, batch.used, OldLogprobs(by_sample=old), update.accumulate)
-    return update.applied(0, batch, gradient)
+    return update.applied(0, gradient)
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:

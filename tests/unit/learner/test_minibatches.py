@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from learner.objective.batch import StepBatch, TrainSample
 from learner.quarantine.guard import Guard
@@ -115,15 +116,40 @@ def test_the_second_gradient_is_that_of_the_paper_against_the_first_policy(check
     update = update_of(policy, config)
     old = update.forward_pass.old(batch.used)
     first, second = batch.minibatches()
-    update.applied(0, batch, update.usable_gradient(0, first, old, update.accumulate))
+    update.applied(0, update.usable_gradient(0, first, old, update.accumulate))
     now = Truth(checkpoint, policy, config.rollout.temperature)
     exact = {sample.name: truth.logprobs(sample).detach() for sample in samples}
     expected = now.gradients([one.sample for one in second], config, exact)
     gradient = update.usable_gradient(0, second, old, update.accumulate)
     for name, wanted in expected.items():
         assert (gradients(policy)[name].double() - wanted).norm() <= 1e-4 * wanted.norm(), name
-    update.applied(0, batch, gradient)
+    update.applied(0, gradient)
     assert adapter_bytes(policy.adapter) == after
+
+
+@pytest.mark.parametrize("kl_beta", [0.0, 0.1])
+def test_a_minibatch_without_a_selected_token_leaves_no_norm(policy: Policy, kl_beta: float) -> None:
+    """What its KL moves is far less than what a group teaches, so the next norm would look like a spike."""
+    config = config_for(4, entropy_fraction=0.2, kl_beta=kl_beta)
+    surest = [structs.replace(group, entropies=np.zeros(sum(group.lengths), np.float32)) for group in TEACHING[1:]]
+    shake(policy, 1)
+    update, batch = update_of(policy, config), batch_for(config, [TEACHING[0], *surest])
+    assert [any(one.selected.any() for one in part) for part in batch.minibatches()] == [True, False, False, False]
+    update.apply(0, batch)
+    assert len(update.norms.recent) == 1
+
+
+@pytest.mark.parametrize("kl_beta", [0.0, 0.1])
+def test_a_minibatch_of_masked_samples_leaves_no_norm(policy: Policy, kl_beta: float) -> None:
+    config = config_for(2, importance="sequence_mask", kl_beta=kl_beta)
+    shake(policy, 1)
+    update = update_of(policy, config)
+    samples = teaching_samples(TEACHING, config)
+    logprobs = update.forward_pass.old(step_batch(samples, 0, config).used).by_sample
+    own = [replace(s, actor_logprobs=logprobs[s.name].numpy()) for s in samples]
+    likelier = [replace(s, actor_logprobs=s.actor_logprobs - 5) if s.group in "cd" else s for s in own]
+    update.apply(0, step_batch(likelier, 0, config))
+    assert len(update.norms.recent) == 1
 
 
 def test_a_step_that_is_refused_in_its_second_update_is_undone(policy: Policy) -> None:
