@@ -8,7 +8,7 @@
     log_extra       log_extra(column, values): one value a completion, for the rollout log
     log_metric      log_metric(name, value): a number, for the metrics
     gold_answer     what the verifiers compare with: the end of a whole solution, or the answer as it is, as text
-    others          the columns of the data set, with the names and values that they have there
+    others          the columns of the data set, with the names and values that they have there, None included
 
 `verifier.form` says which form prompts and completions have. With `auto` they are conversations if a chat template
 rendered the prompt, as in TRL. The examples of tasks.few_shot are part of the prompt's tokens, but not of these
@@ -28,7 +28,7 @@ from msgspec import structs
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.limits import MAX_NAME_CHARS, MAX_SCORE
 from protocol.plain_text import for_wire
-from shared.config.data import UNCONVERTED, RewardForm
+from shared.config.data import SYSTEM, UNCONVERTED, RewardForm
 
 MAX_EXTRA_CHARS = 300
 MAX_LOGGED = 16
@@ -120,13 +120,15 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
 def as_in_the_data(columns: Mapping[str, str]) -> dict[str, Any]:
     """The columns as they are in the data, with the gold answer as `gold_answer` beside them. For reward functions,
     environments and agents."""
-    gold = {GOLD_ANSWER: columns["answer"]} if "answer" in columns else {}
-    converted = {name: text for name, text in columns.items() if name != UNCONVERTED}
-    return gold | converted | json.loads(columns.get(UNCONVERTED, "{}"))
+    converted: dict[str, Any] = {name: text for name, text in columns.items() if name not in (SYSTEM, UNCONVERTED)}
+    given = converted | json.loads(columns.get(UNCONVERTED, "{}"))
+    gold = {GOLD_ANSWER: columns.get("answer")} if "answer" in given else {}
+    return gold | given
 
 
 def prompt(job: ScoreJob) -> list[dict[str, str]]:
-    system, question = job.context.system_prompt, job.columns.get("question", job.prompt)
+    system = job.columns.get(SYSTEM, job.context.system_prompt)
+    question = job.columns.get("question", job.prompt)
     first = [{"role": "system", "content": system}] if system else []
     return [*first, {"role": "user", "content": question}]
 

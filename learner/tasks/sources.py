@@ -8,11 +8,13 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. Reward functions get each column with the name and value that it has in the data: values that
-were renamed, cut or turned into text are kept in the column `unconverted`, and so is a column whose name is empty or
-too long for the wire. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
-last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
-training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
+columns keep their names. A question may be a chat, as in TRL's data: a message of the user, and perhaps a system
+message before it, which becomes the column `system_message`. Reward functions get each column with the name and value
+that it has in the data: values that were renamed, cut, turned into text or are null are kept in the column
+`unconverted`, and so is a column whose name is empty or too long for the wire. If the answer column has a whole
+solution, the gold answer is what follows `####` or is in the last box. GSM8K has no levels, so the number of calculator
+notes in a solution is its level. There are three parts: training rows, held-out rows to evaluate on during the run
+(tasks.py), and the test set, which training never reads.
 `tasks.subset` and the names of columns are those of `tasks.source`, and of other data that has no name here.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
@@ -20,20 +22,21 @@ Left out on purpose: streaming data sets; a run's tasks fit in memory.
 import glob
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from protocol.limits import MAX_NAME_CHARS
-from shared.config.data import UNCONVERTED, TasksConfig
+from shared.config.data import SYSTEM, UNCONVERTED, TasksConfig
 from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes, plain_number
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED = ("embedded", "numbers", "calculations", "guessing")
 CALCULATOR = re.compile(r"<<[^<>]*>>")
+ROLES = ("system", "user", "assistant", "tool")
 MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Columns = dict[str, str]
 
@@ -144,6 +147,11 @@ def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_a
                 raise DataError(
                     f"tasks.{key} = '{source}' has no column '{column}'; it has {', '.join(row)}: {advice}."
                 )
+        if needs_answer and isinstance(row[has.answer], Mapping):
+            raise DataError(
+                f"The column '{has.answer}' has {str(row[has.answer])[:80]!r}, expected an answer as text or a number;"
+                " write it into a column of its own, and set tasks.answer."
+            )
         yield canonical(row, names)
 
 
@@ -207,9 +215,11 @@ def local_file(source: str, split: str) -> Path | None:
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
     """All columns as text, under their canonical names, without empty ones and names that the wire does not take. A
     column may have several of these names. If a configured column becomes `answer`, one that is called `answer` already
-    is left out."""
+    is left out. DataError for a question that is a chat of other messages than a system message and one of the user."""
+    asked = row.get(names["question"])
+    chat = chat_of(asked, names["question"]) if isinstance(asked, list | dict) else {}
     ours = {column: [name for name, other in names.items() if other == column] for column in names.values()}
-    taken = {name for name, column in names.items() if column in row} - ours.keys()
+    taken = {SYSTEM, *(name for name, column in names.items() if column in row)} - ours.keys()
     columns = {
         name: as_text(value)
         for key, value in row.items()
@@ -217,11 +227,41 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
         for name in ours.get(key, [key])
         if 0 < len(name) <= MAX_NAME_CHARS
     }
-    columns = {"question": ""} | columns
+    columns = {"question": ""} | columns | chat
     if "level" in columns:
         columns["level"] = columns["level"].removeprefix("Level ")
     columns |= split_solution(columns.get("answer", ""), columns) if "answer" in columns else {}
-    return columns | unconverted(row, columns)
+    nulls = {name: None for name, column in names.items() if column in row and row[column] is None}
+    return columns | unconverted({**nulls, **row}, columns)
+
+
+def chat_of(asked: object, column: str) -> Columns:
+    """Question and system message of a chat."""
+    messages = messages_of(asked, column, "user")
+    roles = [message["role"] for message in messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise DataError(
+            f"The column '{column}' has a chat of the messages {', '.join(roles) or 'none'}, expected one of the user,"
+            " after a system message or none; shorten the chat to these, or write it as one text."
+        )
+    system = {SYSTEM: messages[0]["content"]} if len(messages) > 1 else {}
+    return {"question": messages[-1]["content"]} | system
+
+
+def messages_of(value: Any, column: str, role: str) -> list[dict[str, Any]]:
+    """role: of plain text."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    whole = isinstance(value, Sequence) and all(
+        isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+        for message in value
+    )
+    if not whole:
+        raise DataError(
+            f"The column '{column}' has {str(value)[:80]!r}, expected text or a list of messages with a role"
+            f" ({', '.join(ROLES)}) and content as text; correct that row."
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
 
 
 def as_text(value: object) -> str:
@@ -232,11 +272,11 @@ def as_text(value: object) -> str:
 
 
 def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
-    """What the text columns lack for a function that reads the row: other types, names that were replaced, and text
-    that was cut."""
+    """What the text columns lack for a function that reads the row: other types, nulls, names that were replaced, and
+    text that was cut."""
     kept: dict[str, Any] = {}
     for key, value in row.items():
-        if isinstance(value, str | None) and value == columns.get(key):
+        if isinstance(value, str) and value == columns.get(key):
             continue
         # A date or a picture, say, stays text.
         with suppress(TypeError, ValueError):

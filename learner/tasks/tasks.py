@@ -21,7 +21,7 @@ from learner.tasks.sources import GENERATED, Columns, held_out_rows, rows_of_tes
 from learner.tasks.tool_questions import calculations, games
 from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
-from shared.config.data import TasksConfig, VerifierKind
+from shared.config.data import SYSTEM, TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.gold_answer import gold_number
 from shared.model.prompt import Prompter, Shots
@@ -137,7 +137,8 @@ def told_prompts(
     found: dict[bytes, np.ndarray] = {}
     for task in tasks:
         if task.prompt_ids.tobytes() not in found:
-            system = "\n".join(filter(None, (config.system_prompt, filled_in(text, task.columns))))
+            told = task.columns.get(SYSTEM, config.system_prompt)
+            system = "\n".join(filter(None, (told, filled_in(text, task.columns))))
             ids = prompter.prompt_ids(task.columns["question"], system, shots)
             found[task.prompt_ids.tobytes()] = np.array(ids, dtype=np.int32)
     return found
@@ -243,7 +244,7 @@ def kept(
     tasks: list[Task] = []
     for row in rows:
         reason = fault_of(row, kind)
-        ids = [] if reason else prompter.prompt_ids(row["question"], config.system_prompt, shots)
+        ids = [] if reason else prompter.prompt_ids(row["question"], row.get(SYSTEM, config.system_prompt), shots)
         if len(ids) > config.max_prompt_tokens:
             reason = f"with a prompt of more than tasks.max_prompt_tokens = {config.max_prompt_tokens}"
         if reason:

@@ -13,21 +13,20 @@ purpose: weights for single messages, and tools.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from learner.tasks.sources import as_configured, open_dataset
+from learner.tasks.sources import as_configured, messages_of, open_dataset
 from learner.tasks.tasks import Task, TaskSet, examples, load_rows, load_tasks
-from shared.config.data import SftConfig, TasksConfig, VerifierKind
+from shared.config.data import SYSTEM, SftConfig, TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.model.prompt import Message, Prompter, conversation
 
 EXAMPLE = "example"
 """Column with the number of an example: where its answer is."""
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ def solutions(tasks: TasksConfig, kind: VerifierKind) -> Iterator[Written]:
     rows, _ = load_rows(tasks, kind)
     shots = examples(rows, tasks)
     for row in rows[tasks.few_shot :]:
-        before = tuple(conversation(row["question"], tasks.system_prompt, shots))
+        before = tuple(conversation(row["question"], row.get(SYSTEM, tasks.system_prompt), shots))
         yield Written(before=before, answer=row.get("solution") or row.get("answer", ""))
 
 
@@ -98,22 +97,6 @@ def from_row(row: Mapping[str, Any], sft: SftConfig, system_prompt: str) -> Iter
     for place, message in enumerate(messages):
         if message["role"] == "assistant":
             yield Written(before=tuple(messages[:place]), answer=message["content"])
-
-
-def messages_of(value: Any, column: str, role: str) -> list[Message]:
-    """role: of plain text."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    whole = isinstance(value, Sequence) and all(
-        isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)
-        for message in value
-    )
-    if not whole:
-        raise DataError(
-            f"The column '{column}' has {str(value)[:80]!r}, expected text or a list of messages with a role"
-            f" ({', '.join(ROLES)}) and content as text; correct that row."
-        )
-    return [{"role": message["role"], "content": message["content"]} for message in value]
 
 
 def rendered(

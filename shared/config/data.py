@@ -14,9 +14,11 @@ Advantage = Literal["mean", "std", "rloo", "maxrl", "batch", "gdpo"]
 VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
 RewardForm = Literal["auto", "text", "messages"]
 MAX_WORKERS = 64
+SYSTEM = "system_message"
+"""Column of a task whose question is a chat in the data: its system message, which wins over tasks.system_prompt."""
 UNCONVERTED = "unconverted"
-"""Column of a task: one JSON object with the values of its row that the other columns have under another name, as text
-instead of their own type, or cut. Reward functions, environments and agents get them back."""
+"""Column of a task: one JSON object with the values of its row that are null, or that the other columns have under
+another name, as text instead of their own type, or cut. Reward functions, environments and agents get them back."""
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):
@@ -42,8 +44,9 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Decides which rows are held out, which of the others `limit` takes, and which held-out tasks `eval.problems`
     takes."""
     question: str = ""
-    """Column with the question. If empty, the one that belongs to a named source, else `question`. Held-out and test
-    data need the same columns, unless they are a named source."""
+    """Column with the question: text, or a list of {role, content} with one message of the user, and perhaps a system
+    message before it. If empty, the one that belongs to a named source, else `question`. Held-out and test data need
+    the same columns, unless they are a named source."""
     answer: str = ""
     """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
     to a named source, else `answer`. The verifier gets all other columns under their own names. If another column is
@@ -55,7 +58,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     subject: str = ""
     """Column with the subject, for tables. The same rules as for `level`."""
     system_prompt: str = ""
-    """System message before every question. If empty, there is none."""
+    """System message before every question. If empty, there is none. A question that is a list with a system message
+    keeps its own; `generate`, `chat` and exports know only this one."""
     few_shot: NonNegative = 0
     """Number of solved examples that are shown before every question, as earlier messages of the chat. They are the
     first rows of the training file, with their solution if there is one, and are not trained on. Each must have a

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
-from actor.verifiers.reward_arguments import RewardLog
+from actor.verifiers.reward_arguments import RewardLog, arguments
 from actor.verifiers.reward_function import CallFailed, RewardCalls, RewardFunction, load_reward_function, verdict
-from actor.verifiers.verdict import MAX_NOTE, ScoreJob, Verdict
+from actor.verifiers.verdict import MAX_NOTE, Context, ScoreJob, Verdict
 from actor.verifiers.verifier import Scoring
 from protocol.limits import MAX_SCORE
 from protocol.messages import Outcome
@@ -153,6 +154,18 @@ def test_arguments_are_those_of_trl() -> None:
     }
 
 
+def test_prompts_are_the_messages_of_the_data() -> None:
+    """A system message of its own wins over that of the run, and is no column."""
+    told = job("a", question="1?", system_message="Be brief.")
+    jobs = [structs.replace(one, context=Context(chat=True, system_prompt="Be kind.")) for one in (told, JOBS[0])]
+    given = arguments(jobs, "auto", RewardLog())
+    assert given["prompts"] == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1?"}],
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "prompt of a"}],
+    ]
+    assert "system_message" not in given
+
+
 def test_half_a_character_in_a_log_becomes_a_question_mark() -> None:
     log = RewardLog()
     log.start(2)
@@ -172,6 +185,16 @@ def test_a_default_is_kept_where_the_data_has_no_such_column() -> None:
         return [float(difficulty is None)] * len(completions)
 
     assert score_with(reward, JOBS)[0].score == 1.0
+
+
+def test_a_column_that_is_null_in_all_rows_of_a_call_is_passed() -> None:
+    """A function for one kind of tasks gets the rows of the others, and returns None for them."""
+
+    def math(completions: list[str], answer: list[str | None], **_: object) -> list[float | None]:
+        return [None if gold is None else float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+
+    others = [job(text, tests="...", unconverted='{"answer": null}') for text in "ab"]
+    assert [one.outcome for one in score_with(math, others)] == [Outcome.ABSTAIN] * 2
 
 
 def test_a_column_cannot_replace_an_argument() -> None:

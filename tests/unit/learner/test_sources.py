@@ -20,7 +20,7 @@ from learner.tasks.sources import (
     rows_of_test,
     training_rows,
 )
-from shared.config.data import UNCONVERTED, TasksConfig
+from shared.config.data import SYSTEM, UNCONVERTED, TasksConfig
 from shared.errors import DataError
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -188,7 +188,7 @@ def test_a_function_can_read_the_row_as_it_is_in_the_data() -> None:
         "nums": "[1, 2]",
         "day": "2026-01-02",
         "deep": "{'a': True}",
-        UNCONVERTED: '{"problem": "?", "nums": [1, 2], "deep": {"a": true}}',
+        UNCONVERTED: '{"problem": "?", "nums": [1, 2], "gold": null, "deep": {"a": true}}',
     }
     assert UNCONVERTED not in canonical({"question": "?", "answer": "18"}, NAMES)
 
@@ -208,6 +208,57 @@ def test_a_function_reads_each_column_whole_and_the_gold_answer_beside_it(row: d
     assert as_in_the_data(found).items() >= {"question": "?", **row, "gold_answer": gold}.items()
     mine = canonical({"question": "?", **row, "gold_answer": "my own"}, NAMES)
     assert as_in_the_data(mine)["gold_answer"] == "my own"
+
+
+@pytest.mark.parametrize("column", ["answer", "gold"])
+def test_a_function_gets_the_nulls_of_a_row(column: str) -> None:
+    """With several kinds of tasks in a data set, a row has only the columns of its own."""
+    row = {"question": "?", column: None, "tests": ["a"]}
+    found = canonical(row, NAMES | {"answer": column})
+    assert found.keys() == {"question", "tests", UNCONVERTED}
+    assert as_in_the_data(found) == {"answer": None, "gold_answer": None} | row
+    mine = canonical(row | {"answer": "7"}, NAMES | {"answer": "gold"})
+    assert column == "answer" or as_in_the_data(mine) == {"gold_answer": None, "answer": "7"} | row
+
+
+SYSTEM_MESSAGE = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "2?"}
+
+
+def test_a_question_may_be_a_chat() -> None:
+    names = NAMES | {"question": "prompt"}
+    row = {"prompt": [SYSTEM_MESSAGE, USER], "answer": "2", SYSTEM: "of the data"}
+    found = canonical(row, names)
+    assert (found["question"], found[SYSTEM]) == ("2?", "Be brief.")
+    assert as_in_the_data(found) == {"question": "2?", "gold_answer": "2"} | row
+    for asked in ([USER], "2?"):
+        found = canonical(row | {"prompt": asked}, names)
+        assert found["question"] == "2?" and SYSTEM not in found, "one of the data's own is no system message"
+        assert as_in_the_data(found)[SYSTEM] == "of the data"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ([USER, {"role": "assistant", "content": "2"}, USER], "chat of the messages user, assistant, user, expected"),
+        ([SYSTEM_MESSAGE], "chat of the messages system, expected one of the user"),
+        ([], "chat of the messages none"),
+        (["2?"], "2.*, expected text or a list of messages with a role"),
+        ({"text": "2?"}, "expected text or a list of messages with a role"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "and content as text; correct that row"),
+    ],
+)
+def test_another_chat_is_refused(asked: object, says: str) -> None:
+    with pytest.raises(DataError, match="^The column 'prompt' has .*" + says):
+        canonical({"prompt": asked}, NAMES | {"question": "prompt"})
+
+
+def test_an_answer_of_several_values_is_only_for_functions(tmp_path: Path) -> None:
+    source = str(folder(tmp_path / "mine", train=[{"question": "1?", "answer": {"value": 1}}]))
+    with pytest.raises(DataError, match=r"The column 'answer' has .*'value': 1.*expected an answer as text or a num"):
+        training_rows(TasksConfig(source=source), needs_answer=True)
+    (found,) = training_rows(TasksConfig(source=source), needs_answer=False)
+    assert as_in_the_data(found)["answer"] == {"value": 1}
 
 
 class Picture:

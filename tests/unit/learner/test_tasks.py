@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learner.orders.orders import build_orders
-from learner.tasks.tasks import TaskSet, divided, is_readable, load_tasks, load_test
+from learner.tasks.tasks import TaskSet, divided, is_readable, load_tasks, load_test, told_prompts
 from protocol.codec import encode
 from protocol.messages import Sampling
 from shared.config.data import TasksConfig, VerifierKind
@@ -101,8 +101,22 @@ def test_columns_of_other_names_get_the_canonical_ones(tmp_path: Path, prompter:
     config = TasksConfig(source=str(source), question="problem", answer="gold", system_prompt="Be brief.")
     tasks = load_tasks(config, prompter, "gsm8k")
     (second,) = (task for task in (*tasks.train, *tasks.held_out) if task.columns["answer"] == "2")
-    assert second.columns == {"question": "2?", "answer": "2", "unconverted": '{"problem": "2?", "gold": 2}'}
+    unconverted = '{"problem": "2?", "gold": 2, "hint": null}'
+    assert second.columns == {"question": "2?", "answer": "2", "unconverted": unconverted}
     assert second.prompt_ids.tolist() == prompter.prompt_ids("2?", "Be brief.")
+
+
+def test_a_question_with_a_system_message_keeps_it(tmp_path: Path, prompter: Prompter) -> None:
+    asked = {"role": "user", "content": "2?"}
+    data = [{"question": [{"role": "system", "content": "Be brief."}, asked]}, {"question": [asked]}]
+    source = write_jsonl(tmp_path / "t.jsonl", data)
+    config = TasksConfig(source=str(source), system_prompt="Be kind.")
+    tasks = load_tasks(config, prompter, "callable")
+    seen = sorted(task.prompt_ids.tolist() for task in tasks.train)
+    assert seen == sorted(prompter.prompt_ids("2?", system) for system in ("Be brief.", "Be kind."))
+    told = told_prompts(tasks.train, "Hint.", config, prompter, "callable").values()
+    expected = sorted(prompter.prompt_ids("2?", f"{system}\nHint.") for system in ("Be brief.", "Be kind."))
+    assert sorted(ids.tolist() for ids in told) == expected
 
 
 def test_a_held_out_file_of_its_own(tmp_path: Path, prompter: Prompter) -> None:

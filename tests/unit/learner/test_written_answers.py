@@ -105,6 +105,13 @@ def test_a_chat_keeps_its_own_system_message(tmp_path: Path, prompter: Prompter)
     assert texts(tasks, prompter).pop()[0] == prompt(prompter, chat[:2])
 
 
+def test_without_a_source_a_question_keeps_its_system_message_too(tmp_path: Path, prompter: Prompter) -> None:
+    chat = [{"role": "system", "content": "Own."}, CHAT[0]]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": chat, "answer": "5"}))
+    tasks = {"source": str(tmp_path / "rows.jsonl"), "system_prompt": "Other."}
+    assert texts(load(config_for(tasks=tasks), prompter), prompter).pop()[0] == prompt(prompter, chat)
+
+
 def test_without_a_source_the_solutions_are_asked_as_a_run_asks_them(prompter: Prompter) -> None:
     tasks: dict[str, Any] = {"few_shot": 2, "limit": 20, "levels": [1], "system_prompt": "Add."}
     config = config_for(tasks=tasks | {"max_prompt_tokens": 512})
