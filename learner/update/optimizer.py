@@ -86,11 +86,10 @@ class Optimizer:
         return float(norm)
 
     def step(self, step: int) -> float:
-        """Apply the gradient of this training step; returns the rate used."""
+        """Apply the gradient of this training step, after `reserve`; returns the rate used."""
         rate = learning_rate(self.config, step, self.steps)
         for group in self.adamw.param_groups:
             group["lr"] = rate
-        self.reserve()
         reach("before learner steps")
         self.copy_values(to_home=True)
         self.adamw.step()

@@ -81,6 +81,6 @@ class Rehearsal:
         in_kl, penalised = update.loss.kl_beta > 0.0, update.constraint.beta > 0.0
         limit = self.attempts.budget.limit.tokens
         update.accumulate(self.largest.samples(limit, in_kl=in_kl, penalised=penalised), UNCHANGED)
-        update.optimizer.reserve()
+        update.reserve()
         update.optimizer.zero_grad()
         return True

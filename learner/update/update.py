@@ -138,11 +138,19 @@ class Update:
     def gradient(self, samples: Sequence[TrainSample], old: OldLogprobs, accumulate: Accumulate) -> Gradient:
         """The clipped gradient of these samples, in the parameters, and whether it may be used."""
         parts, noise = accumulate(samples, old)
-        penalty = self.anchor.pull(self.optimizer.gradients()) if self.anchor else 0.0
-        norm = self.optimizer.clip()
+        penalty, norm = self.forward_pass.placement.together(self.clipped)
         loss = loss_of(parts) + penalty
         refused = self.norms.refusal(loss, norm)
         return Gradient(parts=parts, loss=loss, norm=norm, refusal=refused, noise=noise, ewc_penalty=penalty)
+
+    def clipped(self) -> tuple[float, float]:
+        """Penalty of the anchor, and norm, of the gradient in the parameters."""
+        penalty = self.anchor.pull(self.optimizer.gradients()) if self.anchor else 0.0
+        return penalty, self.optimizer.clip()
+
+    def reserve(self) -> None:
+        """Have the memory of the optimizer's step, on all ranks."""
+        self.forward_pass.placement.together(self.optimizer.reserve)
 
     def accumulate(self, samples: Sequence[TrainSample], old: OldLogprobs) -> Accumulated:
         self.optimizer.zero_grad()
@@ -156,7 +164,7 @@ class Update:
         parts: list[PassPart] = []
         for group in grouped(samples):
             parts += self.accumulate(group, old)[0]
-            gradients.take()
+            self.forward_pass.placement.together(gradients.take)
         return parts, gradients.give_back(sampled)
 
     def each_alone(self, samples: Sequence[TrainSample], old: OldLogprobs) -> list[Finding]:
@@ -171,6 +179,7 @@ class Update:
 
     def applied(self, step: int, gradient: Gradient) -> UpdateStats:
         """The optimizer's step with the gradient in the parameters."""
+        self.reserve()
         rate = self.optimizer.step(step)
         # The gradient of a KL alone is so small that beside it the next one that teaches would look like a spike.
         # One of zero would turn the guard off, once more than half of the window are.

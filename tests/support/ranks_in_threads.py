@@ -1,11 +1,13 @@
 """Ranks of a learner as threads of one process, which tell each other the same as processes do over gloo."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+
+from learner.update.placement.ranks import RankGroup
 
 Done = TypeVar("Done")
 WAIT_S = 60.0
@@ -43,6 +45,9 @@ class ThreadGroup:
 
     def all_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return [one.clone() for one in self.every(tensor.clone())]
+
+    def added(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return RankGroup.added(self, tensors)  # pyright: ignore[reportArgumentType]
 
     def all_at(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         return self.all_of(tensor) if self.rank == rank else self.all_of(tensor)[:0]

@@ -101,6 +101,10 @@ class Placement(Protocol):
         self, cuts: Sequence[Cut], tokens: Callable[[Cut], int], work: Callable[[Cut], Done], form: Form[Done]
     ) -> list[Done]: ...
 
+    def together(self, work: Callable[[], Done]) -> Done:
+        """Work that every rank does by itself; memory that runs out on one of them runs out on all."""
+        ...
+
 
 class Alone:
     """One process."""
@@ -119,6 +123,9 @@ class Alone:
         self, cuts: Sequence[Cut], tokens: Callable[[Cut], int], work: Callable[[Cut], Done], form: Form[Done]
     ) -> list[Done]:
         return [work(part) for part in cuts]
+
+    def together(self, work: Callable[[], Done]) -> Done:
+        return work()
 
 
 ALONE = Alone()
@@ -153,6 +160,9 @@ class InTurns:
             sums = [total.add_(one) for total, one in zip(sums, theirs, strict=True)] if rank else theirs
         give_gradients(self.parameters, sums)
         return [found[n] for n in range(len(cuts))]
+
+    def together(self, work: Callable[[], Done]) -> Done:
+        return work()
 
 
 def tokens_of_rank(budget: int, total: int, ranks: int) -> int:

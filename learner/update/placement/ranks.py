@@ -11,8 +11,8 @@ all-reduce adds in an order of its own. A rank that dies closes its connections,
 is no limit on a wait, which may last as long as an evaluation: a process that hangs is ended by its own watchdog, and a
 stopped one by the launcher. Who waits calls `meanwhile`.
 
-A rank whose memory runs out tells the others instead of what it found. All of them then repeat the step in smaller
-parts (learner/update/budget.py).
+A rank whose memory runs out tells the others instead of what it found, or after what each does by itself. All of them
+then repeat the step in smaller parts (learner/update/budget.py).
 
 gloo neither encrypts nor asks who connects. So connections stay on this machine's loopback interface, unless
 GLOO_SOCKET_IFNAME names another one, whose network must be trusted.
@@ -20,7 +20,7 @@ GLOO_SOCKET_IFNAME names another one, whose network must be trusted.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ MEETING = "ranks-"
 NO_LIMIT = timedelta(days=365)
 SUMMED_AT_ONCE = 2**22
 """Values of a gradient: 16 MiB of each rank."""
-OUT_OF_MEMORY = b""
+OUT_OF_MEMORY, FITS = b"", b"1"
 Add = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 """A gradient of each rank -> the sums that this rank has."""
 
@@ -194,9 +194,7 @@ class Ranks:
         done = packed_or_out_of_memory(mine, work, form)
         if self.in_step:
             self.wait_in_step(places, lambda: work(cuts[-1]))
-        told = self.group.gathered(done)
-        if OUT_OF_MEMORY in told:
-            raise torch.OutOfMemoryError(f"rank {told.index(OUT_OF_MEMORY)} of the learner ran out of memory")
+        told = self.told(done)
         found = {n: form.unpack(tensors) for data in told for n, tensors in unpacked(data).items()}
         return [found[n] for n in range(len(cuts))]
 
@@ -206,10 +204,24 @@ class Ranks:
         found = self.each(cuts, tokens, work, form)
         rank = str(self.group.rank)
         reach("before ranks add gradients", rank)
-        sums = (self.add or self.group.added)(take_gradients(self.parameters))
+        sums = self.together(lambda: (self.add or self.group.added)(take_gradients(self.parameters)))
         reach("after ranks add gradients", rank)
         give_gradients(self.parameters, sums)
         return found
+
+    def together(self, work: Callable[[], Done]) -> Done:
+        done: list[Done] = []
+        with suppress(torch.OutOfMemoryError):
+            done.append(work())
+        self.told(FITS if done else OUT_OF_MEMORY)
+        return done[0]
+
+    def told(self, mine: bytes) -> list[bytes]:
+        """By each rank; OutOfMemoryError on all of them if memory ran out on one."""
+        told = self.group.gathered(mine)
+        if OUT_OF_MEMORY in told:
+            raise torch.OutOfMemoryError(f"rank {told.index(OUT_OF_MEMORY)} of the learner ran out of memory")
+        return told
 
     def wait_in_step(self, places: Sequence[int], pass_again: Callable[[], object]) -> None:
         """While others have micro-batches left, repeat one for each of them, and keep nothing of it. places: the rank

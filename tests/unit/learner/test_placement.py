@@ -11,18 +11,22 @@ import torch
 
 from learner.orders.plan import Unfilled
 from learner.orders.shared import STOPS, FirstRank, OtherRank, agreed
-from learner.update.budget import Size
+from learner.update.budget import Attempts, Budget, Size
 from learner.update.figures import PASS_PART
 from learner.update.forward_pass import UNCHANGED
 from learner.update.placement.placement import ALONE, Form, InTurns, Placement, rank_of_each, tokens_of_rank
 from learner.update.placement.ranks import Ranks, packed, unpacked
+from learner.update.rehearsal import Largest, Rehearsal
 from learner.wiring import build_trainer
 from protocol.codec import encode
 from protocol.messages import FilledOrder, Order
 from shared.errors import TrainingStopped
+from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
+from tests.support.cramped_card import Refusing, named
 from tests.support.fakes import filled, shake, tiny_policy, toy_orders, toy_policy
 from tests.support.rank_processes import CONFIG, batch_of_step, gradients_of
+from tests.support.ranks_in_threads import ThreadGroup, on_ranks
 from tests.support.steps import NotedSizes, gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -145,6 +149,42 @@ def test_memory_that_runs_out_on_one_rank_runs_out_on_all() -> None:
     short = Ranks(Fakes(other=lambda _: packed({})), [])  # pyright: ignore[reportArgumentType]
     with pytest.raises(torch.OutOfMemoryError, match="rank 0 of the learner ran out of memory"):
         short.each([[]], lambda _: 1, work, form)
+
+
+@pytest.mark.parametrize("operation", ["empty_like", "linalg_vector_norm", "_foreach_norm"])
+def test_memory_that_one_rank_lacks_after_its_micro_batches_repeats_the_step_on_all(
+    checkpoint: Path, operation: str
+) -> None:
+    """For the optimizer's step, and to clip the gradient."""
+    policies = [tiny_policy(checkpoint) for _ in range(2)]
+
+    def stepped(group: ThreadGroup) -> tuple[int, Size, bytes]:
+        policy, notes = policies[group.rank], NotedSizes()
+        placement = Ranks(group, parameters(policy))  # pyright: ignore[reportArgumentType]
+        trainer = build_trainer(policy, CONFIG, lambda: None, placement=placement)
+        batch, attempts = batch_of_step(policy), Attempts(trainer.budget, trainer.update, notes)
+        with Refusing(named(operation), times=group.rank) as card:
+            attempts.until_it_fits(0, lambda: trainer.update.apply(0, batch))
+        return card.left, notes.sizes[0], adapter_bytes(policy.adapter)
+
+    first, second = on_ranks(2, stepped)
+    assert first == second and first[0] == 0 and first[1] != Budget.of(CONFIG.batch).limit
+
+
+def test_the_largest_step_is_tried_again_by_all_ranks(checkpoint: Path) -> None:
+    policies = [tiny_policy(checkpoint) for _ in range(2)]
+    largest = Largest(prompt=9, completion=14, group=3, groups=4, tells_entropies=True)
+
+    def rehearsed(group: ThreadGroup) -> Size:
+        placement = Ranks(group, parameters(policies[group.rank]))  # pyright: ignore[reportArgumentType]
+        trainer = build_trainer(policies[group.rank], CONFIG, lambda: None, placement=placement)
+        attempts = Attempts(trainer.budget, trainer.update, NotedSizes())
+        with Refusing(named("empty_like"), times=group.rank):
+            Rehearsal(trainer.update, attempts, largest).run()
+        return trainer.budget.now
+
+    first, second = on_ranks(2, rehearsed)
+    assert first == second != Budget.of(CONFIG.batch).limit
 
 
 def test_a_rank_with_fewer_micro_batches_makes_as_many_passes_and_keeps_its_own_gradient() -> None:
