@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
         check_folder(files["key"].parent)
     key = join(found, config.link.silence_s) if found else load_actor_key(files["key"])
     endpoint = arguments.connect or dial_address(config.link, arguments.run)
-    elsewhere = bool(arguments.run and arguments.connect)
+    elsewhere = is_elsewhere(arguments)
     # Without a run directory, the actors of this machine share the lease file beside their common config.json.
     lease = None if elsewhere else files.get("lease", files["config"].with_name("lease"))
     with stacks_of(arguments) as stacks:
@@ -98,6 +98,11 @@ def main(arguments: argparse.Namespace) -> None:
         learner_here = "no" if arguments.run is None else "maybe" if elsewhere else "yes"
         passes = passed_on(endpoint, key.learner_public)
         serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, passes, learner_here=learner_here)
+
+
+def is_elsewhere(arguments: argparse.Namespace) -> bool:
+    """Whether it sees the run's folder from another machine than the learner's, as far as one can know."""
+    return bool(arguments.run and arguments.connect)
 
 
 def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from actor.__main__ import is_elsewhere
 from actor.__main__ import parse as parse_actor
 from launch.cli import parse
 from shared.config.load import apply_override, resolve
+from shared.config.processes import dial_address
 from shared.run.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -131,7 +133,9 @@ def test_both_sides_mean_the_same_address(services: dict[str, Any], actor: str) 
         apply_override(tree, override)
     link = resolve(tree).link
     assert link.bind == f"tcp://0.0.0.0:{PORT}"
-    assert parse_actor(services[actor]["command"]).connect == link.endpoint == f"tcp://learner:{PORT}"
+    found = parse_actor(services[actor]["command"])
+    dialled = found.connect or dial_address(link, found.run)
+    assert dialled == link.endpoint == f"tcp://learner:{PORT}"
     network = services[ACTORS[actor]]["networks"]
     assert ACTORS[actor] == "learner" or "learner" in network["link"]["aliases"]
     assert list(network) == list(services[actor]["networks"]) == ["link"]
@@ -179,8 +183,14 @@ def test_triton_may_load_what_it_has_built(services: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("actor", ACTORS)
-def test_the_actor_waits_for_a_healthy_learner(services: dict[str, Any], actor: str) -> None:
-    assert services[actor]["depends_on"] == {ACTORS[actor]: {"condition": "service_healthy"}}
+def test_the_actor_waits_for_a_healthy_learner_unless_that_waits_for_it(services: dict[str, Any], actor: str) -> None:
+    state = "service_started" if actor == "actor-gpu" else "service_healthy"
+    assert services[actor]["depends_on"] == {ACTORS[actor]: {"condition": state}}
+
+
+def test_an_actor_on_the_card_of_the_learner_may_share_its_base(services: dict[str, Any]) -> None:
+    arguments = parse_actor(services["actor-gpu"]["command"])
+    assert arguments.run == Path("/run/tandem") and not is_elsewhere(arguments)
 
 
 # A line of /proc/net/tcp: slot, local address, remote address, state, and more.
