@@ -93,7 +93,7 @@ def build_engine(
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy.adapter.cast_to(dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
-    residency = residency_of(config.compute, policy, borrower)
+    residency = residency_of(config.compute, policy, "actor", borrower)
     codes = codes_for(config, base, policy)
     eight_bit = eight_bit_head_for(config, base, policy)
     engine = HFEngine(policy, prompter, config.actor, residency, codes, eight_bit)

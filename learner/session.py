@@ -104,7 +104,7 @@ def train_run(
             report_tasks(model)
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
             journal = open_journal(run, store)
-            waking = WakingLease(lease, residency_of(config.compute, model.policy, lender))
+            waking = WakingLease(lease, residency_of(config.compute, model.policy, "learner", lender))
             ranks = opened.enter_context(met(run, config.compute.ranks, name, config.link.silence_s))
             port = opened.enter_context(listening(run, config.link, watchdog))
             session = Session(run, model, store, journal, port, stop, trace, waking, ranks)

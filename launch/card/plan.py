@@ -232,17 +232,17 @@ def phases_of(process: Process, peaks: Sequence[Peak], work: CardWork) -> list[P
     """With what is not a tensor. On a card of its own, a process that waits is in nobody's way; several actors share
     one."""
     found = [phase_of(process, peak, work) for peak in peaks]
-    shares = work.shares_card or (process == "actor" and work.compute.actors > 1)
-    return found if shares else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
+    return found if work.compute.shares_card(process) else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
 
 
 def phase_of(process: Process, peak: Peak, work: CardWork) -> Phase:
     waits, items = peak.name == WAITING, peak.items
     cached = max(0, peak.reserved - size_of(items))
     without_base = {name: amount for name, amount in items.items() if name not in BASE}
-    if waits and work.compute.residency == "swap":
+    borrows = work.compute.residency == "shared" and work.shares_card
+    if waits and not borrows and work.compute.gives_way(process):
         items, cached = without_base, 0
-    elif process == "actor" and work.compute.residency == "shared" and work.shares_card:
+    elif process == "actor" and borrows:
         items = without_base
     streams = 2 if process == "actor" and work.actor.graphs == "auto" else 1
     around = {} if CONTEXT in items else {CONTEXT: CONTEXT_BYTES, CUBLAS: streams * CUBLAS_BYTES}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from launch.card.cards import chosen_card, free_memory
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.machine import Machine, cached_base_bytes, on_card
+from launch.doctor.machine import Machine, cached_base_bytes, on_card, waiting_bytes
 from launch.plan.cost import chosen_work, memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
@@ -143,7 +143,8 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         return note(f"{found}; {NOT_FETCHED}")
     if on_card(machine):
         config = machine.config
-        need = memory_beside_card(shape, config.lora.largest_rank, config.compute.parallel)
+        waiting = waiting_bytes(machine, shape)
+        need = memory_beside_card(shape, config.lora.largest_rank, config.compute.parallel, waiting)
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
         processor = known(machine.processor)

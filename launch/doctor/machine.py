@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from launch.card.cards import NVIDIA_SMI_S, Cards, look_at_cards
 from launch.card.command import NotPlanned, plan_here
 from launch.card.plan import CardPlan
@@ -110,6 +112,19 @@ def cached_base_bytes(machine: Machine, shape: ModelShape) -> dict[str, int]:
     if model.quantization == "nf4":
         kept, is_dense = int(NF4_BYTES * shape.linear) + VALUE_BYTES["bf16"] * shape.rest, False
     return {model.quantization: kept, dtype: dense if reads_dense_base(machine) and not is_dense else 0}
+
+
+def waiting_bytes(machine: Machine, shape: ModelShape) -> int:
+    """Of the bases that wait in host memory between turns, as it is planned where there is a plan."""
+    compute, actor, model = machine.config.compute, machine.config.actor, machine.config.model
+    if not isinstance(machine.plan, Missing):
+        compute = structs.replace(compute, residency=machine.plan.residency)
+    if compute.residency != "swap":
+        return 0
+    cached = cached_base_bytes(machine, shape)
+    base = max(cached.values()) if model.dequantize == "once" else cached[model.quantization]
+    actors = compute.actors if actor.engine == "hf" else 0
+    return base * (compute.gives_way("learner") + actors * compute.gives_way("actor"))
 
 
 def reads_dense_base(machine: Machine) -> bool:

@@ -26,7 +26,7 @@ from launch.commands.evaluate import AdapterEvaluator, adapter_evaluator, base_a
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.state import ADAPTER, Best, better
 from learner.evaluation.schedule import in_words, label_of, result_of
-from shared.config.processes import EvalConfig
+from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.tree import Config
 from shared.errors import RunDirError, UserError
 from shared.model.adapter_file import digest
@@ -202,11 +202,15 @@ def follow_supervised(
 def following(run: RunDir, config: Config, beat: Beat = lambda phase: None) -> Iterator[CheckpointFollower]:
     """beat: called while completions are decoded; it may raise."""
     os.nice(NICE)
-    compute = structs.replace(config.compute, residency="swap")
-    config = structs.replace(config, compute=compute)
+    config = structs.replace(config, compute=beside(config.compute))
     with alone(run), adapter_evaluator(config, run, beat=beat) as evaluator:
         base = base_adapter(run, config.model, config.lora, config.run.seed)
         yield CheckpointFollower(run, config.eval, config.run.steps, config.checkpoint.keep, base, evaluator)
+
+
+def beside(compute: ComputeConfig) -> ComputeConfig:
+    """It computes where an actor does, and is never to be in its way."""
+    return structs.replace(compute, residency="swap", learner_card=compute.actor_card)
 
 
 @contextmanager

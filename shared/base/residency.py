@@ -1,7 +1,7 @@
 """Where the frozen base of a process is while another process has the turn.
 
     release    on the card; only caches are given back (shared/process/lease.py)
-    swap       in host memory: one pinned block, and a table of which bytes belong to which tensor
+    swap       in host memory: one block, pinned if it may be, and a table of which bytes belong to which tensor
     shared     on the card, one copy for both processes (lending.py)
 
 The base never changes, so the block is written once, when the base has been loaded. At the end of a turn the tensors'
@@ -15,12 +15,13 @@ Left out on purpose: CUDA graphs that outlive a turn, since memory that is taken
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -28,6 +29,7 @@ from shared.base.block import CudaBlocks, aligned
 from shared.base.checksum import frozen_sums, frozen_tensors, word_sum
 from shared.base.lending import Borrower, Lender
 from shared.config.processes import ComputeConfig
+from shared.errors import in_words
 from shared.model.policy import Policy
 from shared.process.card import card_facts
 from shared.process.lease import ComputeLease, Turn, nothing
@@ -36,6 +38,10 @@ log = logging.getLogger("base")
 
 SMALL = 2**13
 """Bytes. Smaller tensors stay."""
+
+
+Pin = Callable[[int], torch.Tensor]
+"""Bytes -> [bytes] uint8 in host memory that a card reads by itself; RuntimeError where the system forbids it."""
 
 
 class Residency(Protocol):
@@ -104,14 +110,51 @@ class Entry:
         self.tensor.data.copy_(self.waiting, non_blocking=True)
 
 
+def registered(num_bytes: int) -> torch.Tensor:
+    """What PyTorch's own allocator pins is rounded up to a power of two, up to twice the base."""
+    cuda: Any = torch.cuda.cudart()
+    block = torch.empty(num_bytes, dtype=torch.uint8)
+    if code := int(cuda.cudaHostRegister(block.data_ptr(), num_bytes, 0)):
+        # CUDA remembers the error, and would say it of the next kernel.
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda").add_(1)
+        raise RuntimeError(f"CUDA error {code}")
+    weakref.finalize(block, cuda.cudaHostUnregister, block.data_ptr()).atexit = False
+    return block
+
+
+def allocated(num_bytes: int) -> torch.Tensor:
+    """By PyTorch, which may do what registering may not."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def host_block(num_bytes: int, pins: Sequence[Pin]) -> torch.Tensor:
+    """By the first that can; WSL and containers limit how much may be pinned."""
+    refused: list[str] = []
+    for pin in pins:
+        try:
+            return pin(num_bytes)
+        except RuntimeError as error:
+            refused.append(in_words(error))
+    if refused:
+        reasons = "; ".join(refused)
+        log.warning("host memory cannot be pinned (%s): the base comes back to the card more slowly", reasons)
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+PINS: tuple[Pin, ...] = (registered, allocated)
+
+
 class Swapped:
     """It waits in host memory; on the card when this object is made."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, pins: Sequence[Pin] = ()) -> None:
+        """pins: ways to pin the block, in this order."""
         self.policy, self.is_awake = policy, True
         found = {name: tensor for name, tensor in frozen_tensors(policy) if can_leave(tensor)}
         sizes = [aligned(tensor.nbytes) for tensor in found.values()]
-        block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=policy.device.type == "cuda")
+        # Kept: it is pinned for as long as it lives.
+        self.block = block = host_block(sum(sizes), pins)
         self.table: dict[str, Entry] = {}
         for start, (name, tensor) in zip(accumulate(sizes, initial=0), found.items(), strict=False):
             waiting = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -179,13 +222,15 @@ Shared = Lender | Borrower | None
 """What a process has of a common copy."""
 
 
-def residency_of(compute: ComputeConfig, policy: Policy, shared: Shared = None) -> Residency:
+def residency_of(
+    compute: ComputeConfig, policy: Policy, role: Literal["learner", "actor"], shared: Shared = None
+) -> Residency:
     """As configured; on a CPU both processes map one copy, and nothing has to leave. A base that was to be shared and
     is not waits in host memory, which takes no more of the card."""
     if isinstance(shared, Borrower):
         return Borrowed(policy, shared)
-    leaves = compute.residency in ("swap", "shared") and compute.learner_card == compute.actor_card
-    return Swapped(policy) if leaves and not shared and policy.device.type == "cuda" else Resident(policy)
+    leaves = compute.gives_way(role) and not shared and policy.device.type == "cuda"
+    return Swapped(policy, PINS) if leaves else Resident(policy)
 
 
 def lend(compute: ComputeConfig, device: torch.device, folder: Path, known: str) -> Lender | None:

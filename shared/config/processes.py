@@ -98,14 +98,21 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     machines."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
     """What draws tokens, goes over the vocabulary and adds adapters on a card. `torch`: PyTorch's own operations.
-    `triton`: our kernels. `auto` measures each kernel when a process first starts on a card, takes it where it is
-    quicker, and keeps the choice in the cache folder (`model.cache_dir`). Where Triton cannot start, and on a CPU,
-    PyTorch computes."""
+    `triton`: our kernels. `auto` measures each kernel on its first start on a card, takes it where it is quicker, and
+    keeps the choice in the cache folder (`model.cache_dir`). Where Triton cannot start, and on a CPU, PyTorch does."""
 
     @property
     def threads(self) -> int:
         """CPU threads of all processes together."""
         return self.ranks * self.learner_threads + self.actors * self.actor_threads
+
+    def shares_card(self, role: Literal["learner", "actor"]) -> bool:
+        """Whether other processes of the run take turns with this one on its card."""
+        return self.learner_card == self.actor_card or (role == "actor" and self.actors > 1)
+
+    def gives_way(self, role: Literal["learner", "actor"]) -> bool:
+        """Whether a base of its own waits in host memory between turns; where one was to be shared, so does each."""
+        return self.residency in ("swap", "shared") and self.shares_card(role)
 
     @property
     def divides_base(self) -> bool:

@@ -5,19 +5,24 @@ through L layers of widths H and I; u of them meet the head. Small things (norms
 """
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 from msgspec import structs
 
+from launch.card.items import LORA, NF4, WAITING, Peak
 from launch.card.phases import MetaTracer
-from launch.card.plan import Phase, Planner
+from launch.card.plan import Phase, Planner, Process, phases_of
 from launch.card.published import QWEN_05B, QWEN_3B, QWEN_7B, QWEN_15B, R1_DISTILL_15B, Facts
 from launch.card.work import CardWork, card_work, largest_micro_batch
+from launch.evaluator.follow import beside
 from shared.config.load import resolve
+from shared.config.processes import ComputeConfig
 
 MODELS = {"0.5B": QWEN_05B, "1.5B": QWEN_15B, "R1-Distill": R1_DISTILL_15B, "3B": QWEN_3B, "7B": QWEN_7B}
 LENGTHS = ((64, 128), (256, 512), (448, 1536))
 RANK, TWO, FOUR = 16, 2, 4
+GIB = 2**30
 OUTSIDE = {"context", "cuBLAS", "cached", "margin"}
 """Not tensors; see the other tests."""
 TOLERANCE = 0.03
@@ -188,3 +193,31 @@ def test_two_numbers_of_layers_tell_what_all_of_them_take(name: str) -> None:
     planner, work = Planner(facts["num_hidden_layers"], 2**40, MetaTracer(facts)), work_of(facts, 64, 128)
     for process in ("learner", "actor"):
         assert tensors(planner.quick(process, work)) == tensors(planner.whole(process, work))
+
+
+@pytest.mark.parametrize("residency", ["release", "swap", "shared"])
+@pytest.mark.parametrize("actor_card", [0, 1])
+@pytest.mark.parametrize("actors", [1, 3])
+@pytest.mark.parametrize("role", get_args(Process))
+def test_a_waiting_base_is_counted_where_the_process_keeps_it(
+    residency: str, actor_card: int, actors: int, role: Process
+) -> None:
+    work = card_work(
+        resolve(
+            {
+                "model": {"path": "somewhere"},
+                "compute": {"residency": residency, "actor_card": actor_card, "actors": actors},
+            }
+        )
+    )
+    peaks = [Peak(name=name, items={NF4: GIB, LORA: 1}, reserved=GIB + 1) for name in ("load", WAITING)]
+    shares = actor_card == 0 or (role == "actor" and actors > 1)
+    borrows = residency == "shared" and actor_card == 0
+    assert work.compute.gives_way(role) == (shares and residency != "release")
+    keeps = shares and residency == "release" if not borrows else role == "learner"
+    assert (NF4 in phases_of(role, peaks, work)[-1].items) == keeps
+
+
+def test_an_evaluator_gives_way_to_the_actors_of_its_card() -> None:
+    for compute in (ComputeConfig(), ComputeConfig(actor_card=1), ComputeConfig(learner_card=2, residency="shared")):
+        assert beside(compute).gives_way("actor")

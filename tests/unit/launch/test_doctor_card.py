@@ -4,6 +4,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +14,24 @@ from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
+from launch.doctor.machine import cached_base_bytes, waiting_bytes
 from launch.doctor.probe import ProbeOutput, run_probe
+from launch.plan.cost import memory_beside_card
+from launch.plan.memory import size
 from shared.model.kernels.toolchain import Toolchain
 from shared.process.usable_cards import FoundCard, find_cards
-from tests.support.machines import GIB, ROUND_TRIP, TOOLCHAIN, TORCH_CUDA, both, cards, configured, planned, sound
+from tests.support.machines import (
+    GIB,
+    QWEN_15B,
+    ROUND_TRIP,
+    TOOLCHAIN,
+    TORCH_CUDA,
+    both,
+    cards,
+    configured,
+    planned,
+    sound,
+)
 from tests.support.machines import torch as with_torch
 from tests.support.runs import alive
 
@@ -184,6 +199,31 @@ def test_a_variable_of_the_allocator_is_seen_and_finding_of(monkeypatch: pytest.
     finding = hardware_checks.allocator(replace(sound(), cards=cards))
     assert finding.level == "warning"
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in finding.found
+
+
+# --- host memory
+
+
+@pytest.mark.parametrize(
+    ("compute", "blocks"),
+    [
+        ({}, 0),
+        ({"residency": "release"}, 0),
+        ({"residency": "swap"}, 2),
+        ({"residency": "swap", "actors": 3}, 4),
+        ({"residency": "swap", "actor_card": 1}, 0),
+        ({"residency": "swap", "actor_card": 1, "actors": 3}, 3),
+    ],
+)
+def test_bases_that_wait_in_host_memory_count_for_each_process(compute: dict[str, Any], blocks: int) -> None:
+    machine = configured(compute={"device": "cuda", **compute})(sound())
+    base = cached_base_bytes(machine, QWEN_15B)["nf4"]
+    assert waiting_bytes(machine, QWEN_15B) == blocks * base
+    plain = memory_beside_card(QWEN_15B, 16, "ddp")
+    with_them = memory_beside_card(QWEN_15B, 16, "ddp", blocks * base)
+    assert with_them.started - plain.started == with_them.total - plain.total == blocks * base
+    large = replace(machine, model=replace(machine.model, shape=QWEN_15B))
+    assert f"a run needs about {size(with_them.total)}" in hardware_checks.available(large).found
 
 
 # --- which kernels run where

@@ -249,6 +249,6 @@ def test_which_residency_follows() -> None:
     assert is_shared(shared, card) and not is_shared(shared, cpu)
     assert not is_shared(ComputeConfig(residency="shared", actor_card=1), card), "each card has its own"
     assert lend(shared, cpu, Path("nowhere"), "") is None and borrow(shared, cpu, Path("nowhere"), 0.0) is None
-    assert isinstance(residency_of(shared, policy), Resident), "on a CPU both map one file"
+    assert isinstance(residency_of(shared, policy, "learner"), Resident), "on a CPU both map one file"
     there = replace(policy, device=card)
-    assert isinstance(residency_of(shared, there, cast(Lender, object())), Resident)
+    assert isinstance(residency_of(shared, there, "learner", cast(Lender, object())), Resident)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from shared.base.block import aligned
 from shared.base.cache import cached_base
 from shared.base.checksum import BaseChecksum, frozen_sums, frozen_tensors
 from shared.base.load import load_policy
@@ -92,6 +93,36 @@ def test_a_tensor_that_shares_its_memory_stays(policy: Policy) -> None:
     assert torch.equal(parameter.data, both[0])
 
 
+def refused(num_bytes: int) -> torch.Tensor:
+    """A system on which nothing may be pinned."""
+    raise RuntimeError("CUDA error: out of memory\nmore lines")
+
+
+def test_a_block_is_pinned_by_the_first_way_that_works(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    made = list[torch.Tensor]()
+
+    def pinned(num_bytes: int) -> torch.Tensor:
+        made.append(torch.empty(num_bytes, dtype=torch.uint8))
+        return made[-1]
+
+    swapped = Swapped(policy, (refused, pinned, refused))
+    assert swapped.block is made[0] and made[0].nbytes == sum(
+        aligned(one.waiting.nbytes) for one in swapped.table.values()
+    )
+    assert "pinned" not in caplog.text
+
+
+def test_where_nothing_may_be_pinned_the_base_waits_all_the_same(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = logprobs(policy)
+    swapped = Swapped(policy, (refused, refused))
+    swapped.sleep()
+    assert swapped.wake() and logprobs(policy) == expected
+    (line,) = [record.message for record in caplog.records if "pinned" in record.message]
+    assert "(RuntimeError: CUDA error: out of memory; RuntimeError" in line and "more slowly" in line
+
+
 class Recorded:
     """A lease that notes what happens in its turns."""
 
@@ -122,4 +153,4 @@ def test_the_base_is_on_the_card_in_turns_alone(policy: Policy) -> None:
 
 def test_on_a_cpu_the_base_stays(policy: Policy) -> None:
     """Both processes map one copy there."""
-    assert isinstance(residency_of(ComputeConfig(residency="swap"), policy), Resident)
+    assert isinstance(residency_of(ComputeConfig(residency="swap"), policy, "actor"), Resident)
