@@ -204,7 +204,9 @@ class Ranks:
         found = self.each(cuts, tokens, work, form)
         rank = str(self.group.rank)
         reach("before ranks add gradients", rank)
-        sums = self.together(lambda: (self.add or self.group.added)(take_gradients(self.parameters)))
+        # Twice, as a rank without memory must not leave the others in the sum.
+        mine = self.together(lambda: take_gradients(self.parameters))
+        sums = self.together(lambda: (self.add or self.group.added)(mine))
         reach("after ranks add gradients", rank)
         give_gradients(self.parameters, sums)
         return found
