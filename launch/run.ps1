@@ -1,7 +1,8 @@
 # launch/run.sh from Windows, in WSL2: launch\run.ps1 embedded --out runs/first --steps 40
 #
 # The run computes in Linux, in the distribution that `wsl` starts by default (TANDEM_WSL names another one). The folder
-# of the caller is the folder there, and an argument that is an absolute path of Windows becomes a path of Linux. The
+# of the caller is the folder there, and an argument that is an absolute path of Windows becomes a path of Linux. So
+# does a relative one that begins with .\ or ..\ or follows --out; elsewhere a backslash may mean something else. The
 # exit code is that of run.sh. Left out on purpose: installing WSL, which needs an administrator and a restart.
 
 function Stop-With([string] $Sentence) {
@@ -37,10 +38,19 @@ function ConvertTo-LinuxPath([string] $Path) {
 $version = $PSVersionTable.PSVersion
 $quote = if ($version.Major * 100 + $version.Minor -lt 703) { '\"' } else { '"' }
 
+function ConvertTo-LinuxWord([string] $Word, [bool] $IsPath) {
+    if ($Word -match '^[A-Za-z]:[\\/]') { return ConvertTo-LinuxPath $Word }
+    if ($IsPath -or $Word -match '^\.\.?\\') { $Word = $Word -replace '\\', '/' }
+    $Word -replace '"', $quote
+}
+
 # `a,b` without quotes is a list to PowerShell.
+$before = ''
 $words = @(foreach ($argument in $args) {
     $word = $argument -join ','
-    if ($word -match '^[A-Za-z]:[\\/]') { ConvertTo-LinuxPath $word } else { $word -replace '"', $quote }
+    if ($word -match '^--out=') { '--out=' + (ConvertTo-LinuxWord ($word.Substring(6)) $true) }
+    else { ConvertTo-LinuxWord $word ($before -eq '--out') }
+    $before = $word
 })
 $runner = ConvertTo-LinuxPath (Join-Path $PSScriptRoot 'run.sh')
 if (-not $runner) {

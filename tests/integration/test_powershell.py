@@ -53,6 +53,22 @@ def test_arguments_reach_run_sh_and_its_exit_code_comes_back(tmp_path: Path) -> 
 @needs_powershell
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (".\\my.toml ..\\mine\\x.toml --out runs\\first", "<./my.toml><../mine/x.toml><--out><runs/first>"),
+        ("embedded --out=runs\\first", "<embedded><--out=runs/first>"),
+        ("embedded --out=C:\\mine\\first", "<embedded><--out=/mnt/c/mine/first>"),
+        ("embedded --set a=\\boxed .\\d+", "<embedded><--set><a=\\boxed><./d+>"),
+    ],
+)
+def test_paths_of_windows_become_paths_of_linux(tmp_path: Path, words: str, expected: str) -> None:
+    done = started(tmp_path, *words.split())
+    assert (done.returncode, done.stdout) == (7, f"<{ROOT}/launch/run.sh>{expected}")
+
+
+@needs_powershell
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("kernel", "words"),
     [
         (None, "this Windows has no WSL; run 'wsl --install'"),
