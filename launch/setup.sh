@@ -120,18 +120,28 @@ make_venv() {
     return 2
 }
 
+# One that was named comes first, whatever its version. pip finds no PyTorch for a Python that is newer than PyTorch
+# knows, so such a one is taken only if there is no other: by now there may be a PyTorch for it.
 find_python() {
+    first_python 99 ${PYTHON:+"$PYTHON"} && return
+    first_python 15 python3 python3.13 python3.12 python3.11 python3.14 && return
+    first_python 99 python3 && return
+    echo "error: no Python 3.11 or newer with its venv module was found; install one (Debian, Ubuntu: python3 and" \
+        "python3-venv) or name it with PYTHON=/path/to/python." >&2
+    return 2
+}
+
+# The first of these commands that is a Python from 3.11 on and older than 3.$1.
+first_python() {
     local name path
     # ensurepip is asked for because some systems ship a Python whose venv module cannot work.
-    local fits='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
-    for name in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.14; do
+    local fits="import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, $1))"
+    for name in "${@:2}"; do
         path="$(command -v "$name")" || continue
         if "$path" -c "$fits" </dev/null >/dev/null 2>&1; then
             echo "$path"
             return
         fi
     done
-    echo "error: no Python 3.11 or newer with its venv module was found; install one (Debian, Ubuntu: python3 and" \
-        "python3-venv) or name it with PYTHON=/path/to/python." >&2
-    return 2
+    return 1
 }

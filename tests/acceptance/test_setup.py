@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,6 +201,34 @@ def test_a_named_python_that_is_too_old_is_passed_over(project: Project, tmp_pat
     old.chmod(0o755)
     assert project.set_up(python=str(old)).returncode == 0
     assert project.python_runs()
+
+
+def python_of(folder: Path, name: str, minor: int) -> Path:
+    """This Python, which says that it is 3.`minor`."""
+    python = folder / name
+    code = f"import sys; sys.version_info = (3, {minor}, 0); exec(sys.argv[1])"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$2"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_that_pytorch_is_not_built_for_is_the_last_choice(project: Project, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("cksum", "dirname"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+
+    def found(**given: str) -> str:
+        command = [shutil.which("bash") or "bash", "-c", 'source "$0"; find_python', project.command()[3]]
+        environment = {"PATH": str(programs)} | given
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+
+    newest = str(python_of(programs, "python3", 15))
+    assert found() == newest
+    older = str(python_of(programs, "python3.12", 12))
+    assert found() == older and found(PYTHON=newest) == newest
+    python_of(programs, "python3", 14)
+    assert found() == newest
 
 
 def given_python(folder: Path, lacks: str) -> Path:
