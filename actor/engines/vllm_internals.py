@@ -152,12 +152,14 @@ class VLLM:
 
     def run(self) -> Iterator[FinishedRequest]:
         """Decode what was queued; requests as they are finished."""
-        while self.engine.has_unfinished_requests():
+        while self.busy():
             yield from self.step()
 
     def busy(self) -> bool:
-        """Whether something is queued or being decoded."""
-        return self.engine.has_unfinished_requests()
+        """Whether something is queued or being decoded, or vLLM has not cleared away what it decoded. It does so in its
+        next step, and gives no keys and values back before."""
+        core = self.engine.engine_core.engine_core
+        return self.engine.has_unfinished_requests() or core.scheduler.has_requests() or bool(core.batch_queue)
 
     def step(self) -> list[FinishedRequest]:
         return [finished_request(output) for output in self.engine.step() if output.finished]

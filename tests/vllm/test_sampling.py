@@ -138,6 +138,20 @@ def test_a_prompt_is_computed_once_a_group(bench: Bench) -> None:
     assert whole > 0 and cached == {"0/0": 0} | {f"0/{column}": whole for column in range(1, 5)}
 
 
+def test_after_an_order_nothing_keeps_vllm_from_giving_keys_and_values_back(bench: Bench) -> None:
+    """On a CPU it can free none, and says that only after it has found nothing left to do."""
+    bench.engine.install(0, bench.zero_adapter())
+    before = bits(bench.engine.generate(bench.groups(2, 2), T1, silent))
+    with pytest.raises(Exception, match="not supported on CPU"):
+        bench.engine.vllm.give_back("kv")
+    bench.engine.vllm.take_again("kv")
+    bench.engine.logprobs(canary_ids(0, len(bench.policy.head), 8))
+    with pytest.raises(Exception, match="not supported on CPU"):
+        bench.engine.vllm.give_back("kv")
+    bench.engine.vllm.take_again("kv")
+    assert bits(bench.engine.generate(bench.groups(2, 2), T1, silent)) == before
+
+
 def test_progress_is_shown_while_it_decodes(bench: Bench) -> None:
     seen: list[int] = []
     bench.engine.generate(bench.groups(1, 1), Sampling(temperature=1.0, max_new_tokens=8), lambda ended: seen.append(1))
