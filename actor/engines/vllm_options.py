@@ -33,6 +33,7 @@ from packaging.version import Version
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
+from shared.model.linears import room_of
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM makes room for; another rank is served under the next one, its last rows zero."""
@@ -84,10 +85,11 @@ def vllm_options(
     # The plugin computes in bf16, whatever it is told.
     dtype = "bfloat16" if nf4 else dtype
     length = longest(config)
-    if length > (room := model.get("max_position_embeddings", length)):
+    if not (room := room_of(model.get)).holds(length):
         raise ModelError(
-            f"Prompt and completion may reach {length} tokens together and this model has {room} positions; lower"
-            " tasks.max_prompt_tokens, rollout.max_new_tokens, the caps of [eval] or guard.canary_tokens."
+            f"Prompt and completion may reach {length} tokens together and this model has {room.positions}"
+            f" positions{room.beyond}; lower tasks.max_prompt_tokens, rollout.max_new_tokens, the caps of [eval] or"
+            " guard.canary_tokens."
         )
     wanted = config.rollout.prompts * config.rollout.group
     sequences = config.actor.max_sequences or min(wanted, MOST_SEQUENCES)

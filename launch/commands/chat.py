@@ -97,11 +97,11 @@ class Conversation:
     def prompt_ids(self, question: str, sampling: Sampling) -> list[int]:
         """All that was said, and the question. Refused if the model has no room for them and the reply."""
         ids = self.prompter.chat_ids([*self.messages, {"role": "user", "content": question}])
-        needed, room = len(ids) + sampling.max_new_tokens, self.policy.config.max_position_embeddings
-        if needed > room:
+        needed, room = len(ids) + sampling.max_new_tokens, self.policy.room
+        if not room.holds(needed):
             raise DataError(
                 f"This conversation needs {needed} tokens, with the cap on the reply, and the model has room for"
-                f" {room}; start over with /new, or set a smaller --max-new-tokens."
+                f" {room.positions}{room.beyond}; start over with /new, or set a smaller --max-new-tokens."
             )
         return ids
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from shared.errors import ModelError
 from shared.model.head import PLAIN, LogitForm, Sums, SumsOf, TokenStats, head_logits, token_stats
+from shared.model.linears import Room, room_of
 from shared.model.lora import Adapter, AddLowRank, add_low_rank
 from shared.model.products import RowsTimesWeight
 from shared.model.sampler import Draw, draw
@@ -91,14 +92,17 @@ class Policy:
         """Hidden rows [n, H] -> [n, V] fp32. rounded: multiplies by the head, in bf16 or from codes."""
         return head_logits(hidden, self.head, temperature, self.form, rounded)
 
+    @property
+    def room(self) -> Room:
+        return room_of(lambda name: getattr(self.config, name, None))
+
     def refuse_if_too_long(self, prompt: int, completion: int) -> None:
         """ModelError if the model has no positions for so many tokens. It would compute some answer beyond them."""
-        room = getattr(self.config, "max_position_embeddings", None)
-        if room is not None and prompt + completion > room:
+        if not self.room.holds(prompt + completion):
             raise ModelError(
-                f"A prompt of {prompt} tokens and a completion of up to {completion} do not fit into the {room}"
-                " positions of this model; use a shorter prompt, or lower tasks.max_prompt_tokens,"
-                " rollout.max_new_tokens or the caps of [eval]."
+                f"A prompt of {prompt} tokens and a completion of up to {completion} do not fit into the"
+                f" {self.room.positions} positions of this model{self.room.beyond}; use a shorter prompt, or lower"
+                " tasks.max_prompt_tokens, rollout.max_new_tokens or the caps of [eval]."
             )
 
     def recompute_activations(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def options(
     canary: int = 16,
     device: str = "cuda",
     evaluation: EvalConfig | None = None,
-    **model: int,
+    **model: Any,
 ) -> VLLMOptions:
     (tmp_path / "config.json").write_text(json.dumps(QWEN | model))
     config = Config(
@@ -116,3 +117,12 @@ def test_heads_that_config_json_does_not_spell_out(tmp_path: Path) -> None:
 def test_more_than_the_model_has_positions_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"may reach 640 tokens together and this model has 512 positions; lower"):
         options(tmp_path, max_position_embeddings=512)
+
+
+def test_longrope_is_refused_beyond_its_original_positions(tmp_path: Path) -> None:
+    """As the files of Phi-3 and of Phi-4-mini have it."""
+    for kind in ("su", "longrope"):
+        facts = {"original_max_position_embeddings": 512, "rope_scaling": {"type": kind}}
+        with pytest.raises(ModelError, match=r"this model has 512 positions, beyond which longrope would change"):
+            options(tmp_path, **facts)
+        assert options(tmp_path, prompt=0, **facts).max_tokens == 512
