@@ -219,7 +219,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder")
     add_checkpoint(parser)
     parser.add_argument("--dtype", metavar="bf16|fp32", help="number type of merged weights (default: bf16)")
-    parser.add_argument("--push", metavar="REPO", help="also upload to this hub repository (HF_TOKEN), over its model")
+    parser.add_argument("--push", metavar="REPO", help="upload to this hub repository, replacing its model (HF_TOKEN)")
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
