@@ -166,6 +166,11 @@ class RunDir:
         finally:
             os.close(fd)
 
+    def has_begun(self) -> bool:
+        """Whether there is anything that a new run would lose. A mistake that the learner found while it loaded leaves
+        nothing, like --prepare."""
+        return self.tasks.exists() or any(any(folder.glob("*")) for folder in (self.journal, self.checkpoints))
+
     def is_in_use(self) -> bool:
         """Whether a process has the lock."""
         fd = open_lock(self.lock)
@@ -280,8 +285,13 @@ class RunDir:
 
 def refuse_if_taken(run: RunDir) -> None:
     """Empty folders are allowed, because a crash of `create` leaves them."""
-    if run.config.exists():
+    if run.config.exists() and run.has_begun():
         raise RunDirError(f"{run.path} has a run already; continue it with `resume`, or choose another --out.")
+    if run.config.exists():
+        raise RunDirError(
+            f"{run.path} has a run that has not begun; begin it with `resume`, or for another one remove that folder or"
+            " choose another --out."
+        )
     if any(entry.is_file() for entry in run.path.rglob("*")):
         raise RunDirError(f"{run.path} is not empty and has no run; choose another --out, or empty it.")
 

@@ -156,7 +156,7 @@ def test_out_that_holds_a_run_or_other_files_is_left_alone(tmp_path: Path, capsy
     assert main(["run", "--prepare", "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     before = (tmp_path / "run" / "config.json").read_bytes()
-    assert "has a run already" in refused(["run", "--out", str(tmp_path / "run"), "--steps", "3"], capsys)
+    assert "a run that has not begun" in refused(["run", "--out", str(tmp_path / "run"), "--steps", "3"], capsys)
     assert (tmp_path / "run" / "config.json").read_bytes() == before
     assert "is not empty" in refused(["run", "--out", str(tmp_path)], capsys)
 

@@ -86,8 +86,15 @@ def test_unreadable_run_info_is_named(tmp_path: Path, content: bytes | None) -> 
 def test_a_run_is_not_made_over_another(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     before = run.run_info.read_bytes()
-    with pytest.raises(RunDirError, match="has a run already; continue it with `resume`"):
+    with pytest.raises(
+        RunDirError, match="has a run that has not begun; begin it with `resume`, or for another one rem"
+    ):
         RunDir.create(run.path, b"other")
+    for begun in (run.tasks, run.journal / "segment", run.checkpoints / "step-000001"):
+        begun.write_bytes(b"x")
+        with pytest.raises(RunDirError, match="has a run already; continue it with `resume`"):
+            RunDir.create(run.path, b"other")
+        begun.unlink()
     assert (run.config.read_bytes(), run.run_info.read_bytes()) == (CONFIG, before)
 
 
