@@ -19,6 +19,7 @@ from shared.run.run_dir import RunDir
 if TYPE_CHECKING:
     from shared.model.given_adapter import GivenAdapters
 
+ADAPTER_CONFIG = "adapter_config.json"
 NOTHING: Mapping[str, bytes] = {}
 
 
@@ -49,7 +50,10 @@ def adapter_folder(key: str, source: str) -> Path:
     folder = Path(source)
     if not folder.is_dir():
         return fetched(key, source)
-    return newest_checkpoint(key, RunDir(folder)) if RunDir(folder).config.is_file() else folder
+    run = RunDir(folder)
+    # A folder with a model has a config.json too, and may have an adapter beside it.
+    is_run = run.config.is_file() and run.run_info.is_file() and not (folder / ADAPTER_CONFIG).is_file()
+    return newest_checkpoint(key, run) if is_run else folder
 
 
 def newest_checkpoint(key: str, run: RunDir) -> Path:
@@ -69,4 +73,4 @@ def fetched(key: str, source: str) -> Path:
     from shared.base.cache import hub_errors
 
     with hub_errors(f"{key} = '{source}'", "an adapter"):
-        return Path(snapshot_download(source, allow_patterns=["adapter_config.json", "adapter_model.safetensors"]))
+        return Path(snapshot_download(source, allow_patterns=[ADAPTER_CONFIG, "adapter_model.safetensors"]))

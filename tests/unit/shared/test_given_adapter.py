@@ -13,13 +13,15 @@ from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from learner.durable.find_adapter import adapter_folder
 from learner.wiring import load_trained_policy
 from shared.base.cache import cached_base
-from shared.config.load import resolve
+from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
-from shared.errors import ModelError, UserError
+from shared.errors import ModelError, RunDirError, UserError
 from shared.model.adapter_file import adapter_bytes, adapter_config, layout_digest, read_adapter, read_layout
 from shared.model.given_adapter import CONFIG, WEIGHTS, PeftLora, fitting_adapter
+from shared.run.run_dir import RunDir
 from tests.support.fakes import dense_twin, hidden_of, shake, tiny_policy
 
 pytestmark = [
@@ -220,3 +222,14 @@ def test_another_seed_does_not_change_what_is_started_from(checkpoint: Path, tmp
     data = adapter_bytes(policy.adapter)
     assert adapter_bytes(load_trained_policy(config, "cpu", data).adapter) == data
     assert adapter_bytes(load_trained_policy(config, "cpu").adapter) != data
+
+
+@pytest.mark.parametrize("beside", [[], [CONFIG]])
+def test_a_folder_with_a_model_is_not_taken_for_a_run(tmp_path: Path, beside: list[str]) -> None:
+    """An adapter may be beside it, as in an export."""
+    for name in ("config.json", *beside):
+        (tmp_path / name).write_text('{"architectures": []}')
+    assert adapter_folder("lora.start_from", str(tmp_path)) == tmp_path
+    run = RunDir.create(tmp_path / "run", config_to_json(resolve({})))
+    with pytest.raises(RunDirError, match="has no checkpoint yet"):
+        adapter_folder("lora.start_from", str(run.path))
