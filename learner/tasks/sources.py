@@ -3,7 +3,8 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     embedded                          problems that are generated here
     gsm8k, math, math500              on the hub, with the columns they have there
     FOLDER                            FOLDER/train.jsonl, FOLDER/test.csv, ...: one file per split. A folder with the
-                                      name of a named data set is read like it, on machines without the hub
+                                      name of a named data set is read like it, on machines without the hub. Also as
+                                      the hub has it: train-00000-of-00002.parquet, ..., there or in FOLDER/data
     FILE.jsonl, .json, .csv, .parquet
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
@@ -21,6 +22,7 @@ Left out on purpose: streaming data sets; a run's tasks fit in memory.
 
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +38,7 @@ from shared.gold_answer import MARKER, boxes, plain_number
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED = ("embedded", "numbers", "calculations", "guessing")
 CALCULATOR = re.compile(r"<<[^<>]*>>")
+MAX_LISTED = 16
 ROLES = ("system", "user", "assistant", "tool")
 MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Columns = dict[str, str]
@@ -79,7 +82,16 @@ KNOWN = {
 
 def known(source: str) -> Known:
     """Looked up by name, or by the name of its folder."""
-    return KNOWN.get(Path(source).name if Path(source).is_dir() else source, UNKNOWN)
+    return KNOWN.get(local(source).name if local(source).is_dir() else source, UNKNOWN)
+
+
+def local(source: str) -> Path:
+    """Of a file or folder, if it is one. Unlike Path's, this expansion leaves a user alone who has no home."""
+    return Path(os.path.expanduser(source))
+
+
+def is_file_name(source: str) -> bool:
+    return Path(source).suffix.lower() in FORMATS
 
 
 def training_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns]:
@@ -113,11 +125,11 @@ def place_of_test(config: TasksConfig) -> tuple[str, str] | None:
 
 def place_of(key: str, given: str, source: str) -> tuple[str, str]:
     """Source and split that a key of [tasks] names."""
-    if Path(given).suffix in FORMATS:
+    if is_file_name(given):
         return given, ""
-    if given in KNOWN or Path(given).is_dir():
+    if given in KNOWN or local(given).is_dir():
         return given, split_of_test(given) or known(given).split
-    if Path(source).suffix in FORMATS or source in GENERATED:
+    if is_file_name(source) or source in GENERATED:
         raise DataError(
             f"tasks.{key} = '{given}' is not a {', '.join(FORMATS)} file, and tasks.source = '{source}' has no splits;"
             " name a file, or leave it empty."
@@ -127,13 +139,16 @@ def place_of(key: str, given: str, source: str) -> tuple[str, str]:
 
 def split_of_test(source: str) -> str:
     """The split that a data set is tested on; empty if it has none."""
-    if not Path(source).is_dir():
+    if not local(source).is_dir():
         return known(source).test
-    return "test" if known(source).split != "test" and split_file(Path(source), "test") else ""
+    return "test" if known(source).split != "test" and split_files(local(source), "test") else ""
 
 
-def split_file(folder: Path, split: str) -> Path | None:
-    return next((file for suffix in FORMATS if (file := folder / f"{split}{suffix}").is_file()), None)
+def split_files(folder: Path, split: str) -> list[Path]:
+    """One file, or the parts in which the hub keeps a split."""
+    whole = [file for suffix in FORMATS if (file := folder / f"{split}{suffix}").is_file()]
+    parts = (sorted(place.glob(f"{glob.escape(split)}-*-of-*.parquet")) for place in (folder, folder / "data"))
+    return whole[:1] or next(filter(None, parts), [])
 
 
 def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_answer: bool) -> Iterator[Columns]:
@@ -145,7 +160,7 @@ def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_a
             if column not in row:
                 advice = "set tasks.question/answer" if source == config.source else "name them as in tasks.source"
                 raise DataError(
-                    f"tasks.{key} = '{source}' has no column '{column}'; it has {', '.join(row)}: {advice}."
+                    f"tasks.{key} = '{source}' has no column '{column}'; it has {first_few(row)}: {advice}."
                 )
         if needs_answer and isinstance(row[has.answer], Mapping):
             raise DataError(
@@ -153,6 +168,12 @@ def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_a
                 " write it into a column of its own, and set tasks.answer."
             )
         yield canonical(row, names)
+
+
+def first_few(names: Iterable[str]) -> str:
+    """For a sentence; a JSON object of rows looks like a row of as many columns."""
+    listed = list(names)
+    return ", ".join(listed[:MAX_LISTED]) + (f" and {len(listed) - MAX_LISTED} more" if listed[MAX_LISTED:] else "")
 
 
 def as_configured(source: str, config: TasksConfig) -> Known:
@@ -176,40 +197,47 @@ def open_dataset(source: str, split: str, has: Known, key: str) -> Iterable[Any]
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
-    file = local_file(source, split)
-    if file and not file.stat().st_size:
-        raise DataError(f"{key} = '{source}': {file} is empty; it needs a row with a question.")
+    files = local_files(source, split)
+    if empty := next((file for file in files if not file.stat().st_size), None):
+        raise DataError(f"{key} = '{source}': {empty} is empty; it needs a row with a question.")
     try:
         # Its rows are typed as anything an index can give; iterating gives mappings.
-        if file:
-            files: dict[str, Any] = {"data_files": {"train": glob.escape(str(file))}, "split": "train"}
-            return cast(Any, load_dataset(FORMATS[file.suffix], **files))
+        if files:
+            options: dict[str, Any] = {"data_files": {"train": [glob.escape(str(file)) for file in files]}}
+            return cast(Any, load_dataset(FORMATS[files[0].suffix.lower()], split="train", **options))
         return cast(Any, load_dataset(has.hub or source, has.subset or None, split=split))
     except Exception as error:
-        advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
+        advice = "" if files else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
         # Of a file, `datasets` itself says only that it failed.
-        cause = (error.__cause__ if file else None) or error
+        cause = (error.__cause__ if files else None) or error
         raise DataError(f"{key} = '{source}' cannot be read: {in_words(cause)}{advice}") from error
 
 
-def local_file(source: str, split: str) -> Path | None:
-    """The local file to read; None for the hub."""
-    path = Path(source)
-    if path.suffix in FORMATS:
+def local_files(source: str, split: str) -> list[Path]:
+    """The local files to read; none for the hub."""
+    path = local(source)
+    if is_file_name(source):
         if not path.is_file():
             raise DataError(
                 f"tasks.source, tasks.held_out, tasks.test or sft.source names the file '{source}', which does not"
                 " exist."
             )
-        return path
-    if not path.is_dir():
-        return None
-    file = split_file(path, split)
-    if file is None:
+        return [path]
+    if path.is_file():
         raise DataError(
-            f"The folder '{source}' holds no {split}.jsonl (nor {split}.json, .csv, .parquet); set tasks.split."
+            f"tasks.source, tasks.held_out, tasks.test or sft.source names the file '{source}', expected one that ends"
+            f" in {', '.join(FORMATS)}; write the rows as one of these."
         )
-    return file
+    if not path.is_dir():
+        return []
+    files = split_files(path, split)
+    if not files:
+        raise DataError(
+            f"The folder '{source}' holds no {split}.jsonl (nor {split}.json, .csv, .parquet, nor"
+            f" data/{split}-*-of-*.parquet); set tasks.split, or write the rows there as {split}.parquet, with"
+            " `to_parquet` if `save_to_disk` made it."
+        )
+    return files
 
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:

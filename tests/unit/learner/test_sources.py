@@ -61,6 +61,47 @@ def test_a_folder_without_a_test_file_has_no_test_set(tmp_path: Path) -> None:
     assert rows_of_test(TasksConfig(source=source), needs_answer=True) is None
 
 
+def test_a_folder_may_be_as_the_hub_has_it(tmp_path: Path) -> None:
+    """A split of it is in parts."""
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    for place in (tmp_path / "flat", tmp_path / "deep" / "data"):
+        place.mkdir(parents=True)
+        for part, first in (("train-00000-of-00002", 1), ("train-00001-of-00002", 2), ("test-00000-of-00001", 3)):
+            Dataset.from_list([row(first)]).to_parquet(place / f"{part}.parquet")
+    for name in ("flat", "deep"):
+        config = TasksConfig(source=str(tmp_path / name))
+        assert training_rows(config, needs_answer=True) == [row(1), row(2)]
+        assert rows_of_test(config, needs_answer=True) == [row(3)]
+    saved = tmp_path / "saved"
+    Dataset.from_list([row(1)]).save_to_disk(saved)
+    with pytest.raises(DataError, match=r"holds no train\.jsonl .*; set tasks\.split, or write .* as train\.parquet"):
+        training_rows(TasksConfig(source=str(saved)), needs_answer=True)
+
+
+def test_a_file_may_be_in_the_home_folder_and_end_in_capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "MINE.JSONL").write_text(json.dumps(row(1)))
+    folder(tmp_path / "mine", train=[row(2)], test=[row(3)])
+    file = TasksConfig(source="~/MINE.JSONL", held_out="~/mine")
+    assert training_rows(file, needs_answer=True) == [row(1)]
+    assert held_out_rows(file, needs_answer=True) == [row(3)]
+    assert training_rows(TasksConfig(source="~/mine"), needs_answer=True) == [row(2)]
+
+
+def test_a_file_of_another_kind_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("question\tanswer\n")
+    with pytest.raises(DataError, match=r"the file '.*t\.tsv', expected one that ends in \.jsonl, .*; write the rows"):
+        training_rows(TasksConfig(source=str(tmp_path / "t.tsv")), needs_answer=True)
+
+
+def test_only_some_of_many_columns_are_named(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps({str(n): row(n) for n in range(80)}))
+    with pytest.raises(DataError, match=r"it has 0, 1, 2, .*, 14, 15 and 64 more: set tasks"):
+        training_rows(TasksConfig(source=str(tmp_path / "t.json")), needs_answer=True)
+
+
 def test_own_names_of_columns_are_not_those_of_a_known_set(tmp_path: Path) -> None:
     mine = str(folder(tmp_path / "mine", train=[{"ask": "1?", "gold": "1"}], test=[{"ask": "2?", "gold": "2"}]))
     known = str(folder(tmp_path / "math500", test=[{"problem": "3?", "answer": "3"}]))
