@@ -59,6 +59,12 @@ ANSWERS = {
 """Flag -> what to do instead; none of ours means exactly the same."""
 
 
+RESUMED = (
+    "resume takes no --set: a run keeps its configuration, except for --steps, --actors, --ranks and --on-fault. For"
+    " another key, begin a new run with --set lora.start_from=RUN_DIRECTORY."
+)
+
+
 def add_known_flags(parser: argparse.ArgumentParser) -> None:
     """Each adds to `set`, like --set."""
     group = parser.add_argument_group("flags of other scripts")
@@ -87,7 +93,9 @@ class Assignments:
 
 
 def answer_known_flags(argv: Sequence[str]) -> None:
-    """UserError for the first flag of `run` or `sft` that others have and we do not."""
+    """UserError for the first flag of `run` or `sft` that others have and we do not, and for --set of `resume`."""
+    if argv[:1] == ["resume"] and any(word.partition("=")[0] == "--set" for word in argv):
+        raise UserError(RESUMED)
     if argv[:1] not in (["run"], ["sft"]):
         return
     for word in argv:

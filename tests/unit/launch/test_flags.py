@@ -76,6 +76,14 @@ def test_several_cards_for_the_learner_are_ranks(flag: str) -> None:
         parse(["run", flag, "2"])
 
 
+@pytest.mark.parametrize("words", [["--set", "optimizer.lr=1e-5"], ["--set=optimizer.lr=1e-5"]])
+def test_resume_says_what_it_can_change(words: list[str]) -> None:
+    with pytest.raises(UserError, match=r"except for --steps, .* lora\.start_from=RUN"):
+        parse(["resume", "runs/x", *words])
+    options = parse(["resume", "runs/x", "--steps", "9", "--actors", "2", "--ranks", "2", "--on-fault", "skip"])
+    assert (options.steps, options.actors, options.ranks, options.on_fault) == (9, 2, 2, "skip")
+
+
 def test_other_commands_are_not_answered() -> None:
     assert parse(["generate", "--prompt", "--model x", "--max-new-tokens", "3"]).max_new_tokens == 3
 
