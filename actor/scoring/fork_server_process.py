@@ -1,7 +1,8 @@
 """The fork server as the pool sees it: sends commands, receives the exits of workers, waits SEND_LIMIT_S at most.
 
 Its environment, which its workers inherit, is an allow-list: paths, language, thread counts, and what
-verifier.environment names. So it contains no token of the actor. Python looks for modules on
+verifier.environment names. So it contains no token of the actor. Workers have another HOME, so they are told where the
+user's models of the hub are, in a folder that has no token. Python looks for modules on
 PYTHONPATH only: a file in the folder where the run was started must not replace a module of ours.
 """
 
@@ -19,13 +20,15 @@ from pathlib import Path
 import msgspec
 
 from actor.scoring.pipe import Command, WorkerExited
+from shared.config.model import hub_cache_folder
 from shared.config.types import Section
 from shared.process.busy_cores.gathering import give_all_cores
 from shared.process.children import end_trees
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = re.compile(
-    r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONHASHSEED|CUDA_VISIBLE_DEVICES|\w+_NUM_THREADS"
+    r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONHASHSEED|CUDA_VISIBLE_DEVICES|HF_HUB_OFFLINE"
+    r"|\w+_NUM_THREADS"
 )
 PACKET_BYTES = 4096
 END_LIMIT_S = 5.0
@@ -103,4 +106,4 @@ def environment(more: Sequence[str]) -> dict[str, str]:
     """The environment of a worker: the allowed variables, and the path to our packages."""
     kept = {name: value for name, value in os.environ.items() if KNOWN.fullmatch(name) or name in more}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return kept | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "HF_HUB_CACHE": str(hub_cache_folder())}

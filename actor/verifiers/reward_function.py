@@ -158,7 +158,7 @@ class RewardCalls:
             # The log gets the traceback, the verdict its last line.
             traceback.print_exc()
             memory = isinstance(error, MemoryError)
-            sentence = f"The reward function raised {in_words(error)}{blamed(error, given)}."
+            sentence = f"The reward function raised {in_words(error)}{blamed(error, given)}{lost(error)}."
             raise CallFailed(sentence, out_of_memory=memory) from error
         for values in returned:
             if len(values) != len(jobs):
@@ -232,6 +232,13 @@ def as_float(value: Real) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def lost(error: BaseException) -> str:
+    """Where a file was looked for by a relative path, as the end of a sentence; empty for other errors."""
+    name = error.filename if isinstance(error, FileNotFoundError) else None
+    relative = isinstance(name, str) and not Path(name).is_absolute()
+    return "; calls run in an empty folder, so build the paths of files from __file__" if relative else ""
 
 
 def in_words(error: BaseException) -> str:

@@ -42,6 +42,8 @@ def fail(how):
         return "\\ud83d"
     if how == "raise half":
         raise ValueError("half \\ud83d")
+    if how == "open":
+        open("words.txt")
     if how == "unnamed signal":
         os.kill(os.getpid(), 40)
     if how == "large":
@@ -323,6 +325,12 @@ def test_half_a_character_becomes_a_question_mark(pool: EnvironmentPool) -> None
     assert ask(pool, {0: add(1)}) == {0: Answered(texts=["?"])}
     failed = ask(pool, {0: Reset(columns={"at": "reset", "how": "raise half"})})
     assert failed == {0: Broken(note="The environment raised ValueError: half ?.")}
+
+
+def test_a_relative_path_is_told_where_it_starts(pool: EnvironmentPool) -> None:
+    (found,) = ask(pool, {0: Reset(columns={"at": "reset", "how": "open"})}).values()
+    assert isinstance(found, Broken)
+    assert found.note.endswith("'words.txt'; calls run in an empty folder, so build the paths of files from __file__.")
 
 
 def test_a_signal_without_a_name_has_its_number(pool: EnvironmentPool) -> None:

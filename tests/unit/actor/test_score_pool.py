@@ -229,6 +229,29 @@ def test_a_worker_knows_no_secret_and_imports_nothing_heavy(open_pool: Open, mon
     assert [verdict.score for verdict in pool.score(jobs_of(*"abcde"), nothing)] == [1.0] * 5
 
 
+def test_a_worker_finds_the_models_of_the_user(
+    open_pool: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its HOME is another, and HF_HOME has a token."""
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    wanted = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "HF_HOME": None}
+    text = (
+        "import os\n"
+        "def reward(prompts, **_):\n"
+        f"    return [os.environ.get(name) == value for name, value in {wanted}.items()]\n"
+    )
+    assert [verdict.score for verdict in open_pool(text).score(jobs_of(*"abc"), nothing)] == [1.0] * 3
+
+
+@pytest.mark.parametrize(("path", "advice"), [("words.txt", True), ("/nowhere/words.txt", False)])
+def test_a_relative_path_is_told_where_it_starts(open_pool: Open, path: str, advice: bool) -> None:
+    (found,) = open_pool(f"def reward(prompts, **_):\n    open({path!r})\n").score(jobs_of("a"), nothing)
+    assert f"No such file or directory: {path!r}" in found.note
+    assert found.note.endswith("in an empty folder, so build the paths of files from __file__.") == advice
+
+
 def test_a_package_in_the_working_folder_is_not_taken_for_ours(open_pool: Open, tmp_path: Path) -> None:
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "__init__.py").write_text("open('taken', 'w').close()")
