@@ -3,14 +3,12 @@
 import gc
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import Phi3Config
 
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.hf_engine import HFEngine
@@ -192,23 +190,6 @@ def test_a_sequence_may_fill_the_models_positions_and_no_more(engine: HFEngine) 
     assert len(group) == 2
     with pytest.raises(ModelError, match=rf"A prompt of {room - 2} tokens .* up to 3 do not fit into the {room} pos"):
         engine.generate((order(0), order(1, length=room - 2)), sampling(cap=3), silent)
-
-
-def test_longrope_is_refused_beyond_its_original_positions(engine: HFEngine) -> None:
-    """There, the longest sequence of a batch decides about the frequencies of all."""
-    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    config = Phi3Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        pad_token_id=0,
-        max_position_embeddings=256,
-        original_max_position_embeddings=64,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors},
-    )
-    policy = replace(engine.policy, config=config)
-    policy.refuse_if_too_long(60, 4)
-    with pytest.raises(ModelError, match="fit into the 64 positions of this model, beyond which longrope would change"):
-        policy.refuse_if_too_long(60, 5)
 
 
 def test_every_end_id_counts(engine: HFEngine) -> None:

@@ -1,9 +1,11 @@
 """The policy is transformers' own model on dequantised weights, in every family we name, tied or not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import Phi3Config
 
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
@@ -73,3 +75,20 @@ def test_a_model_that_lacks_a_tensor_is_refused(checkpoint: Path, tmp_path: Path
     assert ModelConfig(path=str(broken)).quantization == "nf4"
     with pytest.raises(ModelError, match=r"model\.norm\.weight"):
         tiny_policy(broken)
+
+
+def test_longrope_is_refused_beyond_its_original_positions(tmp_path: Path) -> None:
+    """There, the longest sequence of a batch decides about the frequencies of all."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    config = Phi3Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        pad_token_id=0,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors},
+    )
+    policy = replace(tiny_policy(tiny_model(tmp_path)), config=config)
+    policy.refuse_if_too_long(60, 4)
+    with pytest.raises(ModelError, match="fit into the 64 positions of this model, beyond which longrope would change"):
+        policy.refuse_if_too_long(60, 5)
