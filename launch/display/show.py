@@ -18,7 +18,7 @@ from launch.display.watch import number
 from protocol.plain_text import for_log, for_terminal
 from shared.errors import RunDirError, UserError
 from shared.run.reader import Run
-from shared.run.rollouts import GroupHead, RolloutGroup, RolloutSample, Values
+from shared.run.rollouts import GroupHead, RolloutGroup, RolloutSample
 
 PROMPT_CHARS = 50
 HEADS = "group  fate         spread  reward  length  stale  outcomes"
@@ -111,8 +111,8 @@ def group_lines(group: RolloutGroup) -> Iterator[str]:
 
 
 def token_lines(sample: RolloutSample) -> Iterator[str]:
-    nothing: Values = [None] * len(sample.ids)
-    figures = (sample.logprob, sample.learner(), sample.ratio(), sample.mismatch(), sample.entropy or nothing)
+    measured = (sample.logprob, sample.learner(), sample.ratio(), sample.mismatch(), sample.entropy)
+    figures = [sample.own(values) for values in measured]
     yield TOKENS
     for place, piece in enumerate(sample.pieces):
         shown = [shape(column[place], form) for column, form in zip(figures, FORMS, strict=True)]

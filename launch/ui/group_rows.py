@@ -68,12 +68,12 @@ def answer_row(group: RolloutGroup, number: int, place: int) -> dict[str, Any]:
         "ids": sample.ids,
         "turns": turns(sample),
         "values": {
-            "entropy": sample.entropy,
+            "entropy": known(sample.own(sample.entropy)),
             "mask": sample.mask,
             "ratio": known(sample.ratio()),
             "mismatch": known(sample.mismatch()),
             "advantage": known(sample.push()),
-            "actor": known(sample.logprob),
+            "actor": known(sample.own(sample.logprob)),
             "learner": known(sample.learner()),
         },
     }

@@ -120,6 +120,11 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
             return [True] * len(self.ids)
         return [turn.sampled for turn in self.turns for _ in range(turn.tokens)]
 
+    def own(self, values: Values | None) -> Values:
+        """[T] the same, but None where an environment put the token: 0 there would be a certain one."""
+        pairs = zip(values or [None] * len(self.ids), self.sampled(), strict=False)
+        return [value if sampled else None for value, sampled in pairs]
+
     def learner(self) -> Values:
         """[T] log-probs of the learner."""
         pairs = zip(self.logprob, self.gap or [None] * len(self.ids), strict=False)

@@ -179,6 +179,17 @@ def test_turns_of_an_environment_are_folded(visit: Visit) -> None:
     ]
 
 
+def test_a_token_of_an_environment_has_no_probability(visit: Visit) -> None:
+    visit.open(f"{FIRST}&group=2&sample=0&colour=actor")
+    visit.page.locator(".tokens summary", has_text="environment").click()
+    visit.page.locator(".tokens .environment .t").hover()
+    said = visit.says(".tokens .figures", "token 2").inner_text()
+    assert "not sampled" in said and "actor" not in said and "entropy" not in said
+    visit.page.locator(".tokens .own .t").first.hover()
+    said = visit.says(".tokens .figures", "token 0").inner_text()
+    assert "p 1 actor" in said and "entropy 0" in said and "not sampled" not in said
+
+
 def test_the_same_task_over_all_steps(visit: Visit) -> None:
     visit.open(f"{FIRST}&group=0")
     visit.says("h3", "This task in 12 steps")

@@ -118,11 +118,19 @@ function folded(marks, turns) {
   });
 }
 
+// Whether an environment put this token there.
+function given(turns, at) {
+  let end = 0;
+  const turn = turns.find(({ tokens }) => at < (end += tokens));
+  return Boolean(turn && !turn.sampled);
+}
+
 function words(tokens, at) {
   const v = (name) => tokens.values[name]?.[at];
   const known = (name, text) => (v(name) === null || v(name) === undefined ? null : text(v(name)));
   return [
     `token ${at}: ${JSON.stringify(tokens.pieces[at])} (${tokens.ids[at]})`,
+    given(tokens.turns, at) ? "not sampled" : null,
     known("actor", (value) => `p ${number(Math.exp(value))} actor`),
     known("learner", (value) => `${number(Math.exp(value))} learner`),
     known("entropy", (value) => `entropy ${number(value)}`),

@@ -11,7 +11,7 @@ from launch.display.show import show
 from shared.config.load import config_to_json
 from shared.config.tree import Config
 from shared.errors import RunDirError, UserError
-from shared.run.rollouts import GroupHead, RolloutGroup, RolloutSample
+from shared.run.rollouts import GroupHead, RolloutGroup, RolloutSample, Turn
 from shared.run.run_dir import RunDir
 from tests.support.rollouts import rollout_group, write_groups
 
@@ -53,6 +53,17 @@ def test_an_answer_is_shown_token_by_token(run: Path, capsys: pytest.CaptureFixt
     assert lines[0].split() == ["token", "logprob", "learner", "ratio", "mismatch", "entropy", "mask"]
     assert lines[1].split() == ["it", "-0.5000", "-0.4990", "1.0010", "1.0e-03", "0.250", "1"]
     assert {len(line) for line in lines} == {len(lines[0])}
+
+
+def test_a_token_that_was_not_sampled_has_no_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = tuple(Turn(sampled=own, tokens=1, text=word) for own, word in ((True, "call"), (False, "7")))
+    group = rollout_group(4, ["call 7"])
+    figures: dict[str, Any] = {"logprob": [-0.5, 0.0], "gap": [0.001, None], "mask": [1, 0], "entropy": [0.25, 0.0]}
+    sample = msgspec.structs.replace(group.samples[0], turns=turns, **figures)
+    write_groups(RunDir(run).rollouts, [msgspec.structs.replace(group, samples=(sample,))])
+    lines = shown(run, capsys, step=4, group=0, sample=0).splitlines()
+    assert lines[1].split()[1:] == ["-0.5000", "-0.4990", "1.0010", "1.0e-03", "0.250", "1"]
+    assert lines[2].split()[1:] == ["-", "-", "-", "-", "-", "0"]
 
 
 def test_json_is_the_record_of_the_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,6 +254,12 @@ def test_an_answer_that_no_actor_wrote_has_no_probability() -> None:
     assert values["actor"] is values["learner"] is values["ratio"] is values["mismatch"] is None
 
 
+def test_what_an_environment_wrote_has_no_probability(page: Window) -> None:
+    values = page.ask("runs/first/steps/5/2/0")["values"]
+    for name in ("actor", "entropy"):
+        assert [value is None for value in values[name]] == [False, False, True, False, False]
+
+
 def test_the_same_task_in_all_steps(page: Window) -> None:
     task = page.ask("runs/first/steps/5")["groups"][1]["task"]
     found = page.ask(f"runs/first/task?task={task}")["groups"]
