@@ -5,7 +5,8 @@
     kept      the sample enters means: the verifier's treatment of its outcome is `train` or `mask`
     in_loss   it enters the loss as well: `train`
     teaches   the kept scores differ (or rewards, with reward.shaped_groups = "train") and something is trained on; with
-              answers to learn (sft) or a teacher to follow (opd) the scores need not differ
+              `gdpo`, one of the parts of the score differs; with answers to learn (sft) or a teacher to follow (opd)
+              the scores need not differ
     right     kept samples whose outcome is `correct`, so a truncated one is not; counted: all kept samples
 
 With a reward function of the user's own, a completion is `correct` if its score is 0.5 or more. Left out on purpose:
@@ -88,7 +89,7 @@ class Judge:
         named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
         weighted = parts_of(group, named, self.reward, self.max_new_tokens, scored=scored)
         total = total_reward(group, weighted)
-        compared = total if self.reward.shaped_groups == "train" else np.array(group.scores)
+        compared = self.compared(group, weighted, total)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(
             group=group,
@@ -97,10 +98,18 @@ class Judge:
             rewards=total,
             weighted=weighted,
             parts=reward_parts(group, self.reward, self.max_new_tokens),
-            teaches=(not self.compares or teaches(compared, kept)) and bool(in_loss.any()),
+            teaches=(not self.compares or any(teaches(one, kept) for one in compared)) and bool(in_loss.any()),
             right=int((right & kept).sum()),
             counted=int(kept.sum()),
         )
+
+    def compared(self, group: Group, weighted: Sequence[RewardPart], total: np.ndarray) -> list[np.ndarray]:
+        """[G] each: a group teaches if one of them differs. `gdpo` normalises every part for itself, so it finds an
+        advantage also where only their sum is the same."""
+        shaped = self.reward.shaped_groups == "train"
+        if self.reward.advantage == "gdpo" and (shaped or self.verifier.adds_up_rewards):
+            return [part.values for part in weighted if part.weight and (shaped or part.in_score)]
+        return [total if shaped else np.array(group.scores)]
 
 
 @dataclass(frozen=True, kw_only=True)

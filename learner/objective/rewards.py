@@ -14,6 +14,7 @@ std_step is the standard deviation of what is divided, r_i - mean(r) or z_i, ove
 groups that teach nothing count with 0, as in the divisor of the loss, and its mean is 0 in every group.
 None of the shaping changes the outcome: a long correct completion is correct. A group teaches only if its verifier
 scores differ: shaped rewards (a length penalty, say) do not make a group of all-wrong completions informative.
+With `gdpo` and a score that is a sum of rewards, it teaches if one of them differs, though their sum may not.
 Mean and std run over the group's kept samples. The std is the population's: TRL, verl and torch divide by G - 1, so
 advantages here are sqrt(G / (G - 1)) times theirs, 6.9 % more at G = 8; Adam takes most of that out again.
 Left out: a critic.

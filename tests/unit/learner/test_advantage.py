@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from learner.objective.rewards import OfOneGroup, group_advantages, teaches
 from protocol.messages import Group
-from shared.config.data import RewardConfig
+from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import TrainingStopped
 from tests import reference_advantages
 from tests.support.fakes import tiny_group
-from tests.support.steps import teaching_samples
+from tests.support.steps import judge_of, teaching_samples
 
 GROUPS = {"a": [1.0, 0.0, 0.0, 0.0], "equal": [1.0, 1.0, 1.0, 1.0], "b": [1.0, 1.0, 0.25, 0.0]}
 REWARDS = st.lists(st.floats(-5, 5, width=16), min_size=2, max_size=9)
@@ -65,6 +65,27 @@ def test_several_rewards_are_normalised_before_they_are_combined() -> None:
     rewards = [[scores, [count / 10 for count in lengths[name]]] for name, scores in GROUPS.items()]
     expected = reference_advantages.gdpo(rewards, [1.0, -0.3])
     assert advantages(groups, config) == pytest.approx(expected[0] + expected[2], rel=1e-9)
+
+
+@pytest.mark.parametrize("shaped", ["drop", "train"])
+def test_rewards_that_differ_teach_although_their_sum_is_the_same(shaped: str) -> None:
+    """No reward is as rare as another, so normalised they are not worth the same."""
+    rewards = {
+        "tie": {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0, 1.0, 0.0], "c": [0.0, 0.0, 0.0, 1.0]},
+        "other": {"a": [1.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0, 0.0, 1.0], "c": [1.0, 1.0, 1.0, 1.0]},
+    }
+    groups = [
+        tiny_group([sum(row) for row in zip(*parts.values(), strict=True)], [2] * 4, group_id=name, rewards=parts)
+        for name, parts in rewards.items()
+    ]
+    config = Config(
+        verifier=VerifierConfig(kind="callable", rewards={f"mine.py:{name}": 1.0 for name in "abc"}),
+        reward=RewardConfig(advantage="gdpo", shaped_groups=shaped),  # pyright: ignore[reportArgumentType]
+    )
+    expected = reference_advantages.gdpo([list(parts.values()) for parts in rewards.values()], [1.0] * 3)
+    assert advantages(groups, config) == pytest.approx(expected[0] + expected[1], rel=1e-9)
+    same = tiny_group([1.0, 1.0], [2, 2], rewards={"a": [1.0, 1.0], "b": [0.0, 0.0], "c": [0.0, 0.0]})
+    assert not judge_of(config)(same).teaches
 
 
 def test_replaced_groups_are_not_of_the_step() -> None:
