@@ -61,7 +61,7 @@ class LossConfig(Section, frozen=True, kw_only=True):
     """Largest importance weight. If not given: 2, for `dppo` 20, for masks 5 by token and 3 by sequence. 0 turns the
     weight off."""
     importance_floor: NonNegativeFloat = 0.0
-    """Smallest importance weight, for the two masks. 0 sets no limit."""
+    """Smallest importance weight, for the two masks. At most 1, and below the cap. 0 sets no limit."""
     stale_limit: NonNegativeFloat | None = None
     """A completion with a negative advantage is left out once the mean of log pi_actor - log pi_learner over its tokens
     is larger than this (off-policy sequence masking). Needs entropy_fraction = 1. 0 turns it off. If not given: 0.1
@@ -73,8 +73,8 @@ class LossConfig(Section, frozen=True, kw_only=True):
     """`kl`: the gradient of KL(policy || base). `k3`: the gradient of the k3 estimate, as DeepSeekMath published it;
     its mean is the gradient of KL(base || policy)."""
     entropy_fraction: Fraction = 1.0
-    """rho: only this share of a step's response tokens, those with the highest entropy, carries gradient. Above 0; 1
-    turns the mask off."""
+    """rho: only this share of the response tokens of a step's groups that teach, those with the highest entropy,
+    carries gradient. Above 0; 1 turns the mask off."""
     passes: Positive = 1
     """Gradient passes over the batch of a step. Clipping has an effect from the second update on, in the second pass or
     with `batch.updates`."""
@@ -265,6 +265,11 @@ def check_objective(loss: LossConfig, constraint: ConstraintConfig, reward: Rewa
         raise ConfigError(
             f"loss.importance_floor = {loss.importance_floor:g} is for masks, but loss.importance is"
             f" '{loss.importance}'; set it to 'token_mask' or 'sequence_mask', or remove the floor."
+        )
+    if loss.importance_floor > 1.0 or 0.0 < loss.cap <= loss.importance_floor:
+        raise ConfigError(
+            f"loss.importance_floor = {loss.importance_floor:g} would leave out tokens whose weight is 1, or all of"
+            f" them (loss.importance_cap is {loss.cap:g}); set a floor of at most 1 that is below the cap."
         )
     if loss.kind == "opd" and (loss.stale_limit or reward.advantage or constraint.beta):
         raise ConfigError(

@@ -46,6 +46,12 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
         (["loss.kind=sapo", "loss.clip_low=0.1"], "has a gate and no clip"),
         (["loss.kind=dppo", "loss.importance_cap=0"], "needs the ratio to the actor's policy"),
         (["loss.importance_floor=0.5"], "is for masks, but loss.importance is 'token'"),
+        (["loss.importance=sequence_mask", "loss.importance_floor=4"], "a floor of at most 1 that is below the cap"),
+        (["loss.importance=token_mask", "loss.importance_floor=1.5"], "would leave out tokens whose weight is 1"),
+        (
+            ["loss.importance=token_mask", "loss.importance_floor=0.5", "loss.importance_cap=0.5"],
+            "(loss.importance_cap is 0.5)",
+        ),
         (["loss.kind=cispo", "loss.dual_clip=3"], "loss.kind = 'cispo' has no first one"),
         (["loss.dual_clip=1.2"], "must be above 1 + clip_high = 1.28"),
         (["reward.advantage=maxrl", "reward.length=-0.1"], "divides by the mean score"),
