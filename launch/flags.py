@@ -1,7 +1,9 @@
 """Flags that people know from other training scripts: mapped to the key that means exactly the same, else answered.
 
 A mapped flag is `--set` under another name: `--group-size 8` is `--set rollout.group=8`. In the order of the command
-line, the later one wins. Underscores are read as hyphens, since TRL has them (`--num_generations`).
+line, the later one wins. Underscores are read as hyphens, since TRL has them (`--num_generations`). `--max-steps`
+counts updates in TRL: a step has one, unless `batch.updates` or `loss.passes` asks for more. `--beta` is TRL's as long
+as its `use_bias_correction_kl` is true, the default of 1.16; if it was false, set `loss.kl_gradient=k3` as well.
 """
 
 import argparse
