@@ -97,9 +97,7 @@ def run_export(
     refuse_taken(out)
     token = require_token() if repo else ""
     os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
-    export = Export(
-        run=run, config=config, checkpoint=chosen, form=form, dtype=DTYPES[dtype], is_pushed=bool(repo)
-    )
+    export = Export(run=run, config=config, checkpoint=chosen, form=form, dtype=DTYPES[dtype], is_pushed=bool(repo))
     found = write(export, out)
     print(f"step {chosen.step} of {directory} as {form} in {out}\n{found.sentence()}")
     if form == "gguf-ready":
