@@ -22,7 +22,7 @@ from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from learner.durable.find_adapter import adapters_of
 from shared.config.data import TasksConfig, VerifierKind
 from shared.config.model import LoraConfig, ModelConfig
-from shared.config.processes import EvalConfig, sent_dtype
+from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, sent_dtype
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.process.entry_point import keep_to_itself
@@ -138,7 +138,7 @@ def adapter_evaluator(
     from launch.commands.in_process import LocalFiller, local_actor
     from learner.evaluation.evaluate import Evaluator
 
-    lease = evaluators_lease(config, run)
+    lease = evaluators_lease(config.actor, config.compute, run)
     with ExitStack() as opened:
         with lease.hold("evaluator", lambda: beat("waiting for its turn")):
             actor = opened.enter_context(local_actor(config, lease))
@@ -151,19 +151,19 @@ def adapter_evaluator(
         yield AdapterEvaluator(evaluator, filler, rounded=sent_dtype(config.link, config.compute) == "bf16")
 
 
-def evaluators_lease(config: Config, run: RunDir) -> "ComputeLease":
+def evaluators_lease(actor: ActorConfig, compute: ComputeConfig, run: RunDir) -> "ComputeLease":
     """Of the actor's card. None is needed on a CPU, or if servers compute."""
     from launch.commands.in_process import NO_LEASE
     from shared.base.load import pick_device
     from shared.process.lease import lease_for
     from shared.run.forecast import planned_on_card
 
-    if config.actor.is_elsewhere:
+    if actor.is_elsewhere:
         return NO_LEASE
-    device = pick_device(config.compute.device, config.compute.actor_card)
+    device = pick_device(compute.device, compute.actor_card)
     if device.type == "cpu":
         return NO_LEASE
-    return lease_for(config.compute, device, run.lease, planned=planned_on_card(run, "actor"))
+    return lease_for(compute, device, run.lease, planned=planned_on_card(run, "actor"))
 
 
 def base_adapter(run: RunDir, model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:

@@ -48,20 +48,6 @@ def generate_completions(
     prompts = [prompt] if prompt is not None else read_prompts(source)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
 
-    completions = sample(config, chosen, prompts, sampling, seed)
-    if out is None:
-        print("\n\n".join(map(for_terminal, completions)))
-        return 0
-    rows = [json.dumps({"prompt": p, "completion": c}) for p, c in zip(prompts, completions, strict=True)]
-    write_whole(out, ("\n".join(rows) + "\n").encode())
-    print(f"{len(rows)} completions in {out}", file=sys.stderr)
-    return 0
-
-
-def sample(
-    config: Config, chosen: Checkpoint | None, prompts: Sequence[str], sampling: Sampling, seed: int
-) -> list[str]:
-    """One completion of each prompt."""
     from actor.wiring import build_engine, close_engine
     from learner.durable.state import ADAPTER
 
@@ -71,9 +57,16 @@ def sample(
             engine.install(chosen.step, chosen.files[ADAPTER])
         opening = opening_of(config.tasks, config.verifier.kind)
         chats = [[*opening, {"role": "user", "content": prompt}] for prompt in prompts]
-        return complete(engine, prompter, chats, sampling, seed)
+        completions = complete(engine, prompter, chats, sampling, seed)
     finally:
         close_engine(engine)
+    if out is None:
+        print("\n\n".join(map(for_terminal, completions)))
+        return 0
+    rows = [json.dumps({"prompt": p, "completion": c}) for p, c in zip(prompts, completions, strict=True)]
+    write_whole(out, ("\n".join(rows) + "\n").encode())
+    print(f"{len(rows)} completions in {out}", file=sys.stderr)
+    return 0
 
 
 def open_policy(directory: Path | None, base: bool, which: str | None) -> tuple[Config, Checkpoint | None]:

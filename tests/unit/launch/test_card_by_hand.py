@@ -4,16 +4,20 @@ The formulas below follow from what the code keeps, not from how the planner cou
 through L layers of widths H and I; u of them meet the head. Small things (norms, tables, positions) are left out.
 """
 
+import json
 from dataclasses import dataclass, replace
-from typing import get_args
+from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 from msgspec import structs
 
+from actor.engines.vllm_options import vllm_options
 from launch.card.items import LORA, NF4, WAITING, Peak
 from launch.card.phases import MetaTracer
 from launch.card.plan import Phase, Planner, Process, phases_of
 from launch.card.published import QWEN_05B, QWEN_3B, QWEN_7B, QWEN_15B, R1_DISTILL_15B, Facts
+from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, card_work, largest_micro_batch
 from launch.evaluator.follow import beside
 from shared.config.load import resolve
@@ -22,7 +26,7 @@ from shared.config.processes import ComputeConfig
 MODELS = {"0.5B": QWEN_05B, "1.5B": QWEN_15B, "R1-Distill": R1_DISTILL_15B, "3B": QWEN_3B, "7B": QWEN_7B}
 LENGTHS = ((64, 128), (256, 512), (448, 1536))
 RANK, TWO, FOUR = 16, 2, 4
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 OUTSIDE = {"context", "cuBLAS", "cached", "margin"}
 """Not tensors; see the other tests."""
 TOLERANCE = 0.03
@@ -221,3 +225,21 @@ def test_a_waiting_base_is_counted_where_the_process_keeps_it(
 def test_an_evaluator_gives_way_to_the_actors_of_its_card() -> None:
     for compute in (ComputeConfig(), ComputeConfig(actor_card=1), ComputeConfig(learner_card=2, residency="shared")):
         assert beside(compute).gives_way("actor")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "size"), [("fp32", "dense", 4), ("bf16", "dense", 2), ("auto", "dense", 2), ("fp32", "nf4", 2)]
+)
+def test_vllm_is_planned_in_the_type_that_it_is_started_with(
+    tmp_path: Path, dtype: Literal["fp32", "bf16", "auto"], weights: str, size: int
+) -> None:
+    given = {"model": {"path": "somewhere"}, "actor": {"engine": "vllm", "weights": weights}}
+    config = resolve(given | {"rollout": {"prompts": 4, "group": 4}, "compute": {"dtype": dtype}})
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_15B))
+    ours = 4 if dtype == "fp32" else 2
+    held = {"NF4": 100 * MIB, "embedding": 25 * MIB * ours, "LoRA": 8 * MIB}
+    load = vllm_peaks(held, card_work(config), QWEN_15B)[0].items
+    assert load["KV"] == vllm_options(config, tmp_path, "cuda", "float32" if ours == 4 else "bfloat16").kv_bytes
+    assert load["LoRA"] == 2 * MIB * size
+    linears = 200 * MIB * 9 // 16 if weights == "nf4" else 200 * MIB * size
+    assert load["vLLM weights"] == linears + 25 * MIB * size

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import transformers
 
-from actor.engines.vllm_options import MARGIN_BYTES, vllm_options
+from actor.engines.vllm_options import MARGIN_BYTES
 from launch.card.items import Peak
 from launch.card.phases import MetaTracer
 from launch.card.plan import (
@@ -301,24 +300,6 @@ def test_vllm_takes_what_it_is_given_and_keeps_what_it_is_told_to() -> None:
     assert kept["nothing"] - kept["kv"] == 512 * MIB
     assert kept["kv"] - kept["weights"] == 2 * 200 * MIB + 55 * MIB
     assert kept["stop"] == 0 < kept["weights"]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "weights", "size"), [("fp32", "dense", 4), ("bf16", "dense", 2), ("auto", "dense", 2), ("fp32", "nf4", 2)]
-)
-def test_vllm_is_planned_in_the_type_that_it_is_started_with(
-    tmp_path: Path, dtype: Literal["fp32", "bf16", "auto"], weights: str, size: int
-) -> None:
-    given = {"model": {"path": "somewhere"}, "actor": {"engine": "vllm", "weights": weights}}
-    config = resolve(given | {"rollout": {"prompts": 4, "group": 4}, "compute": {"dtype": dtype}})
-    (tmp_path / "config.json").write_text(json.dumps(QWEN_15B))
-    ours = 4 if dtype == "fp32" else 2
-    held = {"NF4": 100 * MIB, "embedding": 25 * MIB * ours, "LoRA": 8 * MIB}
-    load = vllm_peaks(held, card_work(config), QWEN_15B)[0].items
-    assert load["KV"] == vllm_options(config, tmp_path, "cuda", "float32" if ours == 4 else "bfloat16").kv_bytes
-    assert load["LoRA"] == 2 * MIB * size
-    linears = 200 * MIB * 9 // 16 if weights == "nf4" else 200 * MIB * size
-    assert load["vLLM weights"] == linears + 25 * MIB * size
 
 
 def test_vllm_gives_back_the_least_that_makes_room() -> None:

@@ -10,8 +10,8 @@ from launch.evaluator.command import follow_run
 from launch.evaluator.follow import CheckpointFollower, Ending, alone
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.state import ADAPTER
-from shared.config.load import config_to_json, resolve
-from shared.config.processes import EvalConfig
+from shared.config.load import config_to_json
+from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig
 from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
 from shared.model.adapter_file import digest
@@ -137,9 +137,8 @@ def test_a_run_has_ended_when_its_learner_is_gone_and_its_summary_says_so(made: 
 
 
 def test_where_servers_sample_no_card_is_taken_or_needed(made: Fixture) -> None:
-    servers = {"actor": {"engine": "vllm_server"}, "server": {"urls": ["http://a:8000/v1"]}}
-    for device in ("cpu", "cuda"):
-        assert isinstance(evaluators_lease(resolve(servers | {"compute": {"device": device}}), made.run), NoLease)
+    actor, compute = ActorConfig(engine="vllm_server"), ComputeConfig(device="cuda")
+    assert isinstance(evaluators_lease(actor, compute, made.run), NoLease)
 
 
 @pytest.mark.parametrize(
