@@ -21,9 +21,10 @@ from launch.card.published import Facts, facts_of
 from launch.card.text import card_lines
 from launch.card.work import CardWork, card_work
 from launch.presets.load import load_config
-from shared.config.processes import ComputeConfig
+from shared.config.processes import ActorConfig, ComputeConfig
 from shared.config.tree import Config
 from shared.errors import ConfigError, UserError
+from shared.process.usable_cards import card_numbers, roles_here
 
 GIB = 2**30
 QUICK_IMPORT = {"TORCHDYNAMO_DISABLE": "1"}
@@ -36,9 +37,11 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
     """Returns the exit code."""
     config = load_config(source, overrides, here=False)
     work = card_work(config)
-    budget = free_on_card(config.compute) if gpu_gb is None else int(gpu_gb * GIB)
+    budget = free_on_card(config.compute, config.actor) if gpu_gb is None else int(gpu_gb * GIB)
     if isinstance(budget, str):
-        raise ConfigError(f"{budget}; give its memory, for example: python -m launch plan {source} --gpu-gb 8.")
+        raise ConfigError(
+            f"{budget}; give the memory of a card, for example: python -m launch plan {source} --gpu-gb 8."
+        )
     os.environ.update(QUICK_IMPORT)
     plan = traced_plan(facts_of(work.model), work, budget)
     if as_json:
@@ -48,12 +51,13 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
     return 0 if plan.fits else 2
 
 
-def free_on_card(compute: ComputeConfig) -> int | str:
-    """Bytes that no process uses, of the card with less; or the reason why they are not known."""
+def free_on_card(compute: ComputeConfig, actor: ActorConfig) -> int | str:
+    """Bytes that no process uses, of that card of the run with less; or the reason why they are not known."""
     cards = look_at_cards()
     if not cards.cards:
-        return f"There is no card to plan for: {cards.trouble or 'nvidia-smi lists none'}"
-    chosen = [chosen_card(cards, number) for number in (compute.learner_card, compute.actor_card)]
+        return cards.trouble or "nvidia-smi lists no card here"
+    numbers = card_numbers(compute, roles_here(actor)).values()
+    chosen = [chosen_card(cards, number) for number in numbers]
     free = [card.free for card in chosen if card and card.free is not None]
     return min(free) if len(free) == len(chosen) else "nvidia-smi does not say how much memory of the card is free"
 
@@ -80,7 +84,7 @@ class NotPlanned(Exception):
 
 def plan_here(work: CardWork) -> CardPlan:
     """Of what is free on the cards of this machine."""
-    free = free_on_card(work.compute)
+    free = free_on_card(work.compute, work.actor)
     if isinstance(free, str):
         raise NotPlanned(f"{free}; `plan --gpu-gb 8` plans a run for a card of 8 GiB")
     return plan_elsewhere(work, free)

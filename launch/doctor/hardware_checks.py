@@ -16,7 +16,7 @@ from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import MIN_DESCRIPTORS
 from shared.process.processor import gains_by_packing, within
-from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN
+from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN, card_numbers, roles_here
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
 """Change which kernels run. A run sets them itself, but only if its configuration says so."""
@@ -202,12 +202,12 @@ def present(machine: Machine) -> Finding:
     cards, torch = known(machine.cards), known(machine.torch)
     if torch.devices:
         names = ", ".join(card.name for card in torch.devices)
-        last = len(torch.devices) - 1
-        if max(compute.learner_card + compute.ranks - 1, compute.actor_card) > last:
+        last, used = len(torch.devices) - 1, card_numbers(compute, roles_here(machine.config.actor))
+        if max(compute.learner_card + compute.ranks - 1, *used.values()) > last:
             ranks = ", and use fewer ranks: each has the next card" if compute.ranks > 1 else ""
             return error(
                 f"PyTorch can use {names}, which is less than the configuration names",
-                f"set compute.learner_card and compute.actor_card to at most {last}{ranks}",
+                f"set {' and '.join(f'compute.{role}_card' for role in used)} to at most {last}{ranks}",
             )
         return ok(f"PyTorch can use {names}")
     trouble = torch.cuda_error or cards.trouble
@@ -279,14 +279,16 @@ def runs_on(built: str, capability: tuple[int, int]) -> bool:
 
 
 def sharing(machine: Machine) -> Finding:
-    """Whether two processes may use the card at one time."""
+    """Whether as many processes may use the card at one time as the run has there."""
     modes = {card.name: card.mode for card in known(machine.cards).cards if card.mode not in ("Default", "[N/A]")}
     if not modes:
         return ok("processes may share the card, or there is none")
     shown = ", ".join(f"{mode} on {name}" for name, mode in modes.items())
-    found = f"compute mode {shown}: one process at most, and a run needs two"
+    needs = len(roles_here(machine.config.actor))
+    found = f"compute mode {shown}: one process at most, and a run needs {'two' if needs > 1 else 'one'}"
     remedy = "sudo nvidia-smi -c DEFAULT"
-    return error(found, remedy) if on_card(machine) else note(found, remedy)
+    too_few = needs > 1 or "Prohibited" in modes.values()
+    return error(found, remedy) if on_card(machine) and too_few else note(found, remedy)
 
 
 def memory(machine: Machine) -> Finding:

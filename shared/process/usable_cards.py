@@ -213,6 +213,11 @@ def roles_here(actor: ActorConfig) -> Sequence[Role]:
     return ("learner",) if actor.is_elsewhere else BOTH
 
 
+def card_numbers(compute: ComputeConfig, roles: Sequence[Role]) -> dict[Role, int]:
+    """compute.<role>_card of each."""
+    return {role: compute.learner_card if role == "learner" else compute.actor_card for role in roles}
+
+
 def check_cards(
     compute: ComputeConfig, roles: Sequence[Role] = BOTH, find: Callable[[], Found] = find_cards
 ) -> dict[str, str]:
@@ -226,7 +231,7 @@ def check_cards(
         raise ConfigError(f"compute.device is 'cuda', but {why}; {remedy}; or {CPU_INSTEAD}.")
     if why:
         return {}
-    numbers = {role: compute.learner_card if role == "learner" else compute.actor_card for role in roles}
+    numbers = card_numbers(compute, roles)
     for role, number in numbers.items():
         refuse_unfit(found.cards, f"compute.{role}_card", number, needs_bf16=compute.dtype != "fp32")
     if "learner" in roles:

@@ -149,6 +149,20 @@ def test_a_card_that_is_not_there_is_an_error(key: str) -> None:
     assert hardware_checks.present(replace(sound(), torch=TORCH_CUDA)).level == "ok"
 
 
+def test_a_card_of_an_actor_whose_servers_sample_is_not_looked_at() -> None:
+    served = {"actor": {"engine": "vllm_server"}, "server": {"urls": ["http://host:8000/v1"]}}
+    here = configured(compute={"device": "cuda", "actor_card": 1}, **served)
+    finding = hardware_checks.present(replace(here(sound()), torch=TORCH_CUDA))
+    assert finding.level == "ok"
+    finding = hardware_checks.sharing(both(here, cards(mode="Exclusive_Process"))(sound()))
+    assert finding.level == "note" and finding.found.endswith("and a run needs one")
+    assert hardware_checks.sharing(both(ON_CARD, cards(mode="Exclusive_Process"))(sound())).level == "error"
+    assert hardware_checks.sharing(both(here, cards(mode="Prohibited"))(sound())).level == "error"
+    first = configured(compute={"device": "cuda", "learner_card": 1}, **served)
+    finding = hardware_checks.present(replace(first(sound()), torch=TORCH_CUDA))
+    assert finding.level == "error" and finding.remedy == "set compute.learner_card to at most 0"
+
+
 def test_a_rank_without_a_card_is_an_error() -> None:
     finding = hardware_checks.present(replace(configured(compute={"ranks": 2})(sound()), torch=TORCH_CUDA))
     assert finding.level == "error" and "to at most 0, and use fewer ranks" in finding.remedy

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from launch.__main__ import main
-from launch.card.command import Request, answer, traced_plan, with_choices
+from launch.card.command import Request, answer, free_on_card, traced_plan, with_choices
 from launch.card.plan import CardPlan
 from launch.card.published import facts_of
 from launch.card.work import card_work
 from launch.commands.run import planned, refuse
 from launch.plan.memory import size
 from launch.presets.load import load_config
+from shared.config.processes import ActorConfig, ComputeConfig
 
 README = Path(__file__).resolve().parents[3] / "launch" / "README.md"
 MIB, GIB = 2**20, 2**30
@@ -120,7 +121,11 @@ def test_without_a_card_its_memory_is_asked_for(capsys: pytest.CaptureFixture[st
     monkeypatch.setenv("PATH", "/nowhere")
     code, out, err = run(capsys, "embedded", "--json")
     assert (code, out) == (2, "")
-    assert err.startswith("error: There is no card") and "--gpu-gb 8" in err and err.count("\n") == 1
+    assert (
+        err.startswith("error: nvidia-smi lists no card here; give the memory of a card")
+        and "--gpu-gb 8" in err
+        and err.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "eight", "nan"])
@@ -151,7 +156,7 @@ def test_another_process_says_in_a_sentence_why_there_is_no_plan(capsys: pytest.
     ("answer", "reason"),
     [
         ("echo GPU-1, NVIDIA GB10, 580.95.05, [N/A], [N/A], Default", "does not say how much memory"),
-        ("echo Unable to determine the device handle; exit 15", "no card to plan for: Unable to determine the device"),
+        ("echo Unable to determine the device handle; exit 15", "Unable to determine the device handle; "),
     ],
     ids=["memory of the host", "trouble"],
 )
@@ -163,7 +168,7 @@ def test_memory_that_is_not_known_is_a_run_without_a_plan(
     monkeypatch.setenv("PATH", str(tmp_path))
     config = load_config("gsm8k_8gb")
     found, cost = planned(config)
-    assert found == config and isinstance(cost, str) and reason in cost
+    assert found == config and isinstance(cost, str) and reason in cost and "There is no card" not in cost
     code, out, err = run(capsys, "embedded", "--json")
     assert (code, out) == (2, "") and reason in err and "--gpu-gb 8" in err and err.count("\n") == 1
 
@@ -175,3 +180,14 @@ def test_a_run_without_a_card_to_look_at_has_no_plan_and_keeps_its_sizes(monkeyp
     assert isinstance(cost, str) and "`plan --gpu-gb 8`" in cost
     assert found == config
     refuse(cost, config.model.path)
+
+
+def test_the_plan_looks_at_the_cards_of_those_who_compute_here(tmp_path: Path, monkeypatch: Any) -> None:
+    cards = "".join(f"GPU-{n}, RTX 3070, 580.95.05, 8192, {free}, Default\n" for n, free in enumerate((7000, 100)))
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in --query-gpu=*) printf '%s' '{cards}';; esac\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    compute = ComputeConfig(device="cuda", actor_card=1)
+    assert free_on_card(compute, ActorConfig(engine="vllm_server")) == 7000 * MIB
+    assert free_on_card(compute, ActorConfig()) == 100 * MIB

@@ -1,6 +1,7 @@
 """Which cards a run can use: from a driver made up for each case; and what is said where there is none."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from shared.config.processes import ActorConfig, ComputeConfig
 from shared.errors import ConfigError
 from shared.process.card import driver_version
 from shared.process.usable_cards import (
+    LIBRARY,
     Found,
     FoundCard,
     check_cards,
@@ -317,3 +319,61 @@ def test_a_run_that_was_prepared_for_a_card_does_not_start_without_one(
     assert main(["resume", out]) == 2
     assert "compute.device is 'cuda', but " in capsys.readouterr().err
     assert (tmp_path / "run" / "config.json").read_bytes() == config, "nothing was chosen for a machine that cannot run"
+
+
+ONE_CARD = """
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { name[0] = 'X'; name[1] = 0; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 9; return 0; }
+"""
+"""The driver of a machine with one card."""
+SERVED = ("--set", "actor.engine=vllm_server", "--set", 'server.urls=["http://localhost:1/v1"]')
+SECOND = ("--set", "compute.device=cuda", "--set", "compute.actor_card=1")
+
+
+@pytest.fixture
+def with_one_card(tmp_path: Path) -> dict[str, str]:
+    """Environment variables of a process that finds that driver, and a PyTorch that was built for it."""
+    if not (compiler := shutil.which("cc")):
+        pytest.skip("there is no C compiler")
+    folder = tmp_path / "made up"
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").touch()
+    (folder / "torch" / "version.py").write_text("cuda = '13.0'\n")
+    argv = [compiler, "-shared", "-fPIC", "-o", str(folder / LIBRARY), "-xc", "-"]
+    subprocess.run(argv, input=ONE_CARD, text=True, timeout=60, check=True)
+    paths = os.pathsep.join((str(folder), str(Path(__file__).parents[3])))
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": paths, "PATH": "/nowhere"}
+
+
+MACHINE_OF = """
+import sys
+from pathlib import Path
+from launch.commands.resume import check_machine
+from shared.config.load import config_from_json
+config = config_from_json(Path(sys.argv[1], "config.json").read_bytes())
+check_machine(config.actor, config.compute)
+"""
+
+
+@pytest.mark.parametrize(("engine", "is_refused"), [(SERVED, False), ((), True)])
+def test_run_and_resume_look_at_the_actors_card_only_if_it_computes_here(
+    engine: tuple[str, ...], is_refused: bool, tmp_path: Path, with_one_card: dict[str, str]
+) -> None:
+    out, missing = str(tmp_path / "run"), "compute.actor_card = 1, but the cards here are 0: X"
+    assert main(["run", "embedded", *SECOND, *engine, "--prepare", "--out", out]) == 0
+
+    def said(*argv: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *argv], env=with_one_card, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stderr
+
+    error = said("-m", "launch", "run", "embedded", *SECOND, *engine, "--out", out)
+    assert (missing in error) == is_refused
+    assert (f"{out} has a run already" in error) != is_refused, "what is refused next"
+    error = said("-c", MACHINE_OF, out)
+    assert missing in error if is_refused else error == ""
