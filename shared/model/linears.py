@@ -50,5 +50,8 @@ def room_of(setting: Callable[[str], Any]) -> Room:
     rope = setting("rope_parameters") or setting("rope_scaling") or {}
     if (rope.get("rope_type") or rope.get("type")) not in LONG_ROPE:
         return Room(positions=most)
-    original = setting("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or most
-    return Room(positions=min(original, most), beyond=", beyond which longrope would change the log-probs of a batch")
+    original = setting("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    known = [positions for positions in (original, most) if positions]
+    return Room(
+        positions=min(known, default=None), beyond=", beyond which longrope would change the log-probs of a batch"
+    )

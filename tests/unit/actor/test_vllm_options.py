@@ -126,3 +126,5 @@ def test_longrope_is_refused_beyond_its_original_positions(tmp_path: Path) -> No
         with pytest.raises(ModelError, match=r"this model has 512 positions, beyond which longrope would change"):
             options(tmp_path, **facts)
         assert options(tmp_path, prompt=0, **facts).max_tokens == 512
+        with pytest.raises(ModelError, match=r"this model has 512 positions, beyond which longrope would change"):
+            options(tmp_path, max_position_embeddings=None, **facts)
