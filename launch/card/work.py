@@ -26,7 +26,7 @@ from shared.config.training import BatchConfig
 from shared.config.tree import Config, RolloutConfig
 
 VALUE_BYTES = {"fp32": 4}
-"""Of keys and values; two in every other type."""
+"""Of one value in the number type of a run; two in every other type."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@
     choices[i]               logprobs.token_logprobs = [None, log p(second | first), ...], one for each token sent
 
 That is how likely each token of a text is at temperature 1: token ids go there and numbers come back, and no text is
-tokenised again. `get`, `post` and `tell` are for all else that a
-server knows.
+tokenised again. `get`, `post` and `tell` are for all else that a server knows.
 
     NoReply   no connection, no whole reply within the limit, too many requests, or a fault of the server: 408, 425,
               429, 5xx. Another try may have a reply
@@ -111,7 +110,7 @@ class Completions:
         return self.exchange(path, json.dumps(body).encode(), self.limit_s)
 
     def tell(self, path: str, body: Mapping[str, Any]) -> Any:
-        """As `post`, of what is not computed."""
+        """As `post`, with a short limit: the server computes nothing for it."""
         return self.exchange(path, json.dumps(body).encode(), min(self.limit_s, QUICK_S))
 
     def exchange(self, path: str, data: bytes | None, limit_s: float) -> Any:
