@@ -95,9 +95,9 @@ def main(arguments: argparse.Namespace) -> None:
         port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
         trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
         planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
-        learner_here = "no" if arguments.run is None else "maybe" if elsewhere else "yes"
+        beside_learner = arguments.run is not None and not elsewhere
         passes = passed_on(endpoint, key.learner_public)
-        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, passes, learner_here=learner_here)
+        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, passes, beside_learner=beside_learner)
 
 
 def is_elsewhere(arguments: argparse.Namespace) -> bool:

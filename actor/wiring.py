@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors import safe_open
 
 from actor.engines.engine import Engine, Identity
 from actor.engines.hf_engine import HFEngine
@@ -70,16 +72,14 @@ ENGINES = Path(__file__).parent / "engines"
 OWN_CODE = (ENGINES, ENGINES / "token_step")
 """Folders whose source computes a completion."""
 
-LearnerHere = Literal["yes", "maybe", "no"]
-"""Whether the learner is on this machine. Containers and Ray may put both on one, which an actor does not see."""
-
 log = logging.getLogger("actor")
 
 
 def build_engine(
-    config: Config, borrower: Borrower | None = None, learner_here: LearnerHere = "maybe"
+    config: Config, borrower: Borrower | None = None, *, beside_learner: bool = False
 ) -> tuple[Engine, Prompter]:
-    """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
+    """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base. beside_learner: known to
+    be on its machine. Another actor may be too, which it does not see: containers and Ray may put both on one."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder, config.environment)
@@ -88,7 +88,7 @@ def build_engine(
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
-        return build_vllm(config, base, prompter, device, dtype, learner_here), prompter
+        return build_vllm(config, base, prompter, device, dtype, beside_learner=beside_learner), prompter
     place = borrower.place if borrower else None
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy.adapter.cast_to(dtype)
@@ -145,7 +145,8 @@ def build_vllm(
     prompter: Prompter,
     device: torch.device,
     dtype: torch.dtype,
-    learner_here: LearnerHere,
+    *,
+    beside_learner: bool,
 ) -> Engine:
     """vLLM over the learner's base. The digest is that of the NF4 base even if vLLM serves the dense base."""
     # Imported here, because vLLM is an optional extra.
@@ -165,7 +166,7 @@ def build_vllm(
         "bfloat16" if dtype == torch.bfloat16 else "float32",
     )
     layout = read_layout(base.folder, config.lora)
-    part = given_back(config, base, layout, options, learner_here)
+    part = given_back(config, base, layout, options, beside_learner=beside_learner)
     return VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest, config.actor.install, part)
 
 
@@ -226,32 +227,44 @@ def card_bytes() -> int:
     return torch.cuda.mem_get_info()[1]
 
 
+def served_bytes(options: "VLLMOptions") -> int:
+    """Of the base while vLLM serves it: codes stay as they are in the file, all else gets vLLM's number type."""
+    from actor.engines.vllm_options import BYTES
+
+    file = options.folder / WEIGHTS
+    if options.nf4:
+        return file.stat().st_size
+    with safe_open(file, framework="pt") as reader:
+        return BYTES[options.dtype] * sum(math.prod(reader.get_slice(name).get_shape()) for name in reader.keys())  # noqa: SIM118
+
+
 def given_back(
     config: Config,
     base: CachedBase,
     layout: "LoraLayout",
     options: "VLLMOptions",
-    learner_here: LearnerHere,
     find_card: Callable[[], int] = card_bytes,
+    *,
+    beside_learner: bool,
 ) -> "GiveBack":
     """What vLLM frees between two orders: as configured, or as planned for this card. find_card: its memory."""
-    from actor.engines.vllm_options import MARGIN_BYTES, EngineMemory, learner_bytes, plan_give_back
+    from actor.engines.vllm_options import BYTES, MARGIN_BYTES, EngineMemory, learner_bytes, plan_give_back
 
     if options.device == "cpu":
         return "nothing"
     if config.actor.give_back != "auto":
         return config.actor.give_back
-    if learner_here == "no" or config.compute.learner_card != config.compute.actor_card:
-        return "nothing"
     parameters = sum(rows * columns for rows, columns in layout.shapes.values())
     model = json.loads((base.folder / "config.json").read_text())
     learner = learner_bytes(model, (base.folder / WEIGHTS).stat().st_size, parameters, config.batch.token_budget)
-    weights = (options.folder / WEIGHTS).stat().st_size + 2 * parameters
-    card, actors = find_card(), config.compute.actors if learner_here == "yes" else 1
-    if learner_here == "maybe" and learner > card - MARGIN_BYTES:
-        # It is on another card, then.
-        return "nothing"
-    return plan_give_back(card, learner, EngineMemory(weights=weights, kv=options.kv_bytes), actors)
+    weights = served_bytes(options) + BYTES[options.dtype] * parameters
+    engine = EngineMemory(weights=weights, kv=options.kv_bytes)
+    card, actors = find_card(), config.compute.actors if beside_learner else 1
+    apart, most = config.compute.learner_card != config.compute.actor_card, card - MARGIN_BYTES
+    if apart or (not beside_learner and learner > most):
+        # It is on another card, so an actor makes room for the others of its own card.
+        return plan_give_back(card, min(engine.awake, most), engine, actors - 1)
+    return plan_give_back(card, learner, engine, actors)
 
 
 def allowed_difference(config: Config, device: torch.device) -> Allowed:
@@ -331,20 +344,20 @@ def serve_orders(
     planned: int = 0,
     passes: PassedOn | None = None,
     *,
-    learner_here: LearnerHere = "maybe",
+    beside_learner: bool = False,
 ) -> None:
     """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. lease_file: None for
-    cores of its own. planned: bytes of the card, as of a lease. passes: where adapters are passed on. learner_here: if
-    so, its base may be used, and its memory counts."""
+    cores of its own. planned: bytes of the card, as of a lease. passes: where adapters are passed on.
+    beside_learner: as in build_engine; its base may be used then."""
     fits = partial(fitting, "actor", planned, lighter(config.compute, config.model, config.lora))
     with fits():
         device, lease = place_of(config, lease_file, trace, planned)
-        lends = learner_here == "yes" and config.actor.engine == "hf"
+        lends = beside_learner and config.actor.engine == "hf"
         lender = lease_file.parent if lends and lease_file else None
         borrower = borrow(config.compute, device, lender, config.link.silence_s) if lender else None
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"), fits(driver_of(device)), trace.phase("load"):
-        engine, prompter = build_engine(config, borrower, learner_here)
+        engine, prompter = build_engine(config, borrower, beside_learner=beside_learner)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     if runs_functions(config.verifier):

@@ -16,7 +16,8 @@ Between two orders vLLM gives back as little as makes room for the learner (size
     weights   n *  context                 + learner <= card - margin     sleep level 1: weights wait in host memory
     stop                                     learner <= card - margin     the engine ends and is built again
 
-Where the learner is on another card, everything stays. On a CPU there is no card memory to give back. Left out: level 2
+Where the learner is on another card, the actor whose turn it is takes its place, and n counts the others: a single
+actor keeps everything. On a CPU there is no card memory to give back. Left out: level 2
 of vLLM's sleep, which loses the adapter and the scales of NF4 codes. This module does not import vLLM; the version
 check reads installed metadata alone.
 """
@@ -147,11 +148,16 @@ class EngineMemory:
     kv: int
     """Keys and values."""
 
+    @property
+    def awake(self) -> int:
+        return VLLM_CONTEXT_BYTES + self.weights + self.kv
+
 
 def plan_give_back(card: int, learner: int, engine: EngineMemory, actors: int) -> GiveBack:
-    """The least that makes room for a learner of this size. actors: of the card; each gives back the same."""
+    """The least that makes room for a learner of this size. actors: of the card; each gives back the same. Where the
+    learner is on another card: learner is the actor whose turn it is, and actors are the others."""
     room = card - MARGIN_BYTES - learner
-    if actors * (VLLM_CONTEXT_BYTES + engine.weights + engine.kv) <= room:
+    if actors * engine.awake <= room:
         return "nothing"
     if actors * (VLLM_CONTEXT_BYTES + engine.weights) <= room:
         return "kv"

@@ -248,7 +248,7 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     give_back: Literal["auto", "nothing", "kv", "weights", "stop"] = "auto"
     """Which memory of a card is freed between two orders. `kv`: keys and values. `weights`: these and the weights,
     which wait in host memory. `stop`: everything. `nothing`: none. `auto` frees the least that leaves the learner
-    enough, and nothing where the learner is on another card. On a CPU nothing is freed."""
+    enough, or the other actors of the card where the learner is on another one. On a CPU nothing is freed."""
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Number of completions of an order that are decoded at once, at most 4096; the others wait until one has ended. 0
     takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`

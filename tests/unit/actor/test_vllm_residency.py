@@ -1,9 +1,13 @@
 """Which part of the card vLLM gives back, against the sizes of R1-Distill-Qwen-1.5B."""
 
+from dataclasses import replace as replace_fields
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 
 from actor.engines.vllm_options import (
     MARGIN_BYTES,
@@ -14,7 +18,7 @@ from actor.engines.vllm_options import (
     plan_give_back,
     vllm_options,
 )
-from actor.wiring import LearnerHere, given_back
+from actor.wiring import given_back, served_bytes
 from launch.presets.load import load_config
 from shared.base.cache import cached_base
 from shared.errors import ModelError
@@ -56,29 +60,47 @@ def test_every_actor_of_the_card_keeps_its_part(actors: int, expected: GiveBack)
     assert plan_give_back(room + 2_600 * MIB + MARGIN_BYTES, 2_600 * MIB, NF4, actors) == expected
 
 
-def found_on(card: int, learner_here: LearnerHere, **compute: Any) -> GiveBack:
-    """For a vLLM of the embedded model on a card of so many bytes."""
+def found_on(card: int, *, beside: bool, **compute: Any) -> GiveBack:
+    """For a vLLM of the embedded model on a card of so many bytes. beside: the learner."""
     config = load_config("embedded", ["actor.engine=vllm"])
     config = replace(config, compute=replace(config.compute, **compute))
     base = cached_base(config.model)
     options = vllm_options(config, base.folder, "cuda", "bfloat16")
-    return given_back(config, base, read_layout(base.folder, config.lora), options, learner_here, lambda: card)
+    layout = read_layout(base.folder, config.lora)
+    return given_back(config, base, layout, options, lambda: card, beside_learner=beside)
 
 
 def test_a_learner_that_is_not_on_this_card_needs_no_room_there() -> None:
     tight = 1_200 * MIB
-    assert found_on(tight, "yes") == found_on(tight, "maybe") != "nothing"
-    assert found_on(tight, "no") == found_on(tight, "yes", actor_card=1) == "nothing"
+    assert found_on(tight, beside=True) == found_on(tight, beside=False) != "nothing"
+    assert found_on(tight, beside=True, learner_card=1) == found_on(tight, beside=False, learner_card=1) == "nothing"
+
+
+def test_actors_on_a_card_without_the_learner_make_room_for_each_other() -> None:
+    assert found_on(8_000 * MIB, beside=True, learner_card=1, actors=2) == "nothing"
+    assert found_on(8_000 * MIB, beside=True, learner_card=1, actors=32) == "stop"
+    assert found_on(8_000 * MIB, beside=False, learner_card=1, actors=32) == "nothing", "they are elsewhere"
+    assert found_on(500 * MIB, beside=True, learner_card=1) == "nothing", "vLLM says itself that it does not fit"
+
+
+def test_a_base_counts_in_the_number_type_that_vllm_serves_it_in(tmp_path: Path) -> None:
+    config = load_config("embedded", ["actor.engine=vllm"])
+    save_file({"a.weight": torch.zeros(3, 5, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    served = replace_fields(vllm_options(config, cached_base(config.model).folder, "cuda", "float32"), folder=tmp_path)
+    assert served_bytes(served) == 60
+    assert served_bytes(replace_fields(served, dtype="bfloat16")) == 30
+    codes = replace_fields(served, nf4=True, dtype="bfloat16")
+    assert served_bytes(codes) == (tmp_path / "model.safetensors").stat().st_size
 
 
 def test_a_learner_larger_than_the_card_is_refused_only_where_it_must_be_on_it() -> None:
-    assert found_on(500 * MIB, "maybe") == "nothing"
+    assert found_on(500 * MIB, beside=False) == "nothing"
     with pytest.raises(ModelError, match="The learner needs about"):
-        found_on(500 * MIB, "yes")
+        found_on(500 * MIB, beside=True)
 
 
 def test_actors_that_are_started_beside_the_learner_share_its_card() -> None:
-    assert found_on(8_000 * MIB, "yes") == "nothing" != found_on(8_000 * MIB, "yes", actors=16)
+    assert found_on(8_000 * MIB, beside=True) == "nothing" != found_on(8_000 * MIB, beside=True, actors=16)
 
 
 def test_a_learner_that_fits_no_card_is_refused_with_the_figures() -> None:
