@@ -85,7 +85,8 @@ def time_shares(rows: Sequence[Row]) -> dict[str, float]:
 
 def phase_seconds(row: Row) -> dict[str, float]:
     """How long each phase of a step was. A row has the sum over all actors, who score at once; they also decode at
-    once, unless they take turns, and then all of it fits into the step. The page does the same (ui/static/figures.js).
+    once, unless they take turns, and then all of it fits into the step. From time/idle_s the sums are taken off, so it
+    is too small with several. The page does the same (ui/static/figures.js).
     """
     found = {phase: value(row, f"time/{phase}_s") for phase in PHASES}
     count = actors_at_work(row)
@@ -93,6 +94,8 @@ def phase_seconds(row: Row) -> dict[str, float]:
     left = value(row, "time/step_s") - found["update"] - found["verify"]
     summed = sum(found[phase] for phase in IN_TURNS if not math.isnan(found[phase]))
     at_once = min(count, max(1.0, summed / left)) if left > 0 else count
+    if count > 1:
+        found["idle"] = max(left - summed / at_once, 0.0)
     return found | {phase: found[phase] / at_once for phase in IN_TURNS}
 
 

@@ -53,7 +53,8 @@ def test_each_of_several_actors_has_its_figures(visit: Visit) -> None:
     assert rows == [["box-1", "1234", "50", "%", "0", "11"], ["b/2", "90", "25", "%", "1", "12"]]
     visit.says(".actors", "link.credits costs the actors 25 % of their time")
     # Two decoded for 1 s together, and 0.525 s of the step are left beside scoring and update.
-    visit.says(".chart:has-text('Step time') .now", "0.525 s \u00b7")
+    now = visit.says(".chart:has-text('Step time') .now", "0.525 s \u00b7").inner_text()
+    assert now.endswith("0.4 s \u00b7 0 s"), "nothing is left in which neither worked"
     visit.open("#/monitor/first")
     visit.says(".spent", "points of reward")
     assert visit.count(".actors table") == 0

@@ -116,7 +116,7 @@ export function specs(found, curves) {
 }
 
 // Groups that an update learned from: all but the idle and the quarantined ones. A refused step quarantines all its
-// groups, the idle ones too. A point of several steps has means: there the refused steps are idle as the others are.
+// groups, the idle ones too. A point of several steps has means: there the share of idle groups is that of all its steps.
 function addTrained(keys) {
   const [all, idle, quarantined] = ["total", "idle", "quarantined"].map((name) => keys[`groups/${name}`]?.mean);
   if (!all || !idle) return;
@@ -127,22 +127,25 @@ function addTrained(keys) {
 }
 
 // A row has the sum over all actors, who score at once; they also decode at once, unless they take turns, and then all
-// of it fits into the step. As phase_seconds of launch/display/watch.py.
+// of it fits into the step. From time/idle_s the sums are taken off, so it is too small with several. As phase_seconds
+// of launch/display/watch.py.
 function stepTime({ keys, steps }) {
   const waiting = Object.keys(keys)
     .filter((key) => /^actors\/.*\/waiting$/.test(key))
     .map((key) => keys[key].mean);
-  const divisors = steps.map((_, place) => {
+  const phases = steps.map((_, place) => {
     const at = (name) => keys[`time/${name}_s`]?.mean[place] ?? 0;
     const count = Math.max(1, waiting.filter((mean) => mean[place] !== null && mean[place] < 1).length);
     const left = at("step") - at("update") - at("verify") / count;
-    const atOnce = left > 0 ? Math.min(count, Math.max(1, (at("rollout") + at("swap")) / left)) : count;
-    return { verify: count, rollout: atOnce, swap: atOnce };
+    const inTurns = at("rollout") + at("swap");
+    const atOnce = left > 0 ? Math.min(count, Math.max(1, inTurns / left)) : count;
+    const idle = count > 1 ? Math.max(0, left - inTurns / atOnce) : at("idle");
+    return { verify: at("verify") / count, rollout: at("rollout") / atOnce, swap: at("swap") / atOnce, idle };
   });
   const names = { rollout: "decoding", verify: "scoring", swap: "swap", update: "update", idle: "neither" };
   return Object.entries(names).map(([phase, name]) => {
     const sums = keys[`time/${phase}_s`]?.mean;
-    const one = (value, place) => (value === null ? null : value / (divisors[place][phase] ?? 1));
+    const one = (value, place) => (value === null ? null : (phases[place][phase] ?? value));
     if (sums) keys[`phase/${phase}`] = { mean: sums.map(one) };
     return line(`phase/${phase}`, name);
   });
