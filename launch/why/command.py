@@ -98,7 +98,7 @@ def early_end(view: RunView) -> Iterator[RunVerdict]:
             name="a process failed",
             fault=True,
             evidence=f"the run ended {told}",
-            remedy="Read the end of logs/learner.log and logs/actor0.log, then `resume`",
+            remedy="Read the end of the logs in logs/, then `resume`",
             sure=1.0,
             harm=0.0,
         )

@@ -19,6 +19,11 @@ unsolved is a policy that has nothing left to try; our own healthy runs end at 0
 gets twice as unsure while it earns no more is drifting."""
 NATS = 0.3
 """And at least this much more: a hundredth of a nat doubles by chance."""
+LEFT_BEHIND, LEFT_BY = 1.5, 0.05
+"""A loss, or the distance to a teacher, now over that at first, and at least how much more. A small one moves by half
+of itself; one that diverges grows many times."""
+SETTLED = 5
+"""Steps in a window before a loss is judged: of three, one batch of hard answers makes a rise."""
 LOST = 0.1
 """Share of its first right completions that a broken policy still gets. Chance and harder tasks cost far less."""
 FEW_UPDATES = 8
@@ -176,11 +181,13 @@ def weights(view: RunView) -> Iterator[RunVerdict]:
 def loss_rises(view: RunView) -> Iterator[RunVerdict]:
     """What a warm start, or a distillation, should lower."""
     key, name = ("loss", "the loss rises") if view.config.is_warm_start else ("teacher/kl", "the teacher is left")
-    if view.z(key) >= SURE_Z:
+    was, now = view.was(key), view.now(key)
+    grown = view.z(key) >= SURE_Z and now >= LEFT_BEHIND * was and now >= was + LEFT_BY
+    if view.window >= SETTLED and grown:
         yield RunVerdict(
             name=name,
             fault=True,
-            evidence=f"{key} went from {view.was(key):.2f} to {view.now(key):.2f} in {len(view.rows)} steps",
+            evidence=f"{key} went from {was:.3g} to {now:.3g} in {len(view.rows)} steps",
             remedy=f"Begin again with --set optimizer.lr={view.config.optimizer.lr / 3:.2g}",
             sure=0.9,
             harm=0.95,

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Maker = Callable[[Path], RunDir]
 FLAT: dict[str, Any] = {"reward_mean": 0.5}
 LAGGED = {"pipeline.max_lag": 4}
+DISTILLED = {"loss.kind": "opd", "teacher.prompt": '"Think."'}
 FOUR_AT_WORK = {f"box-{place}/waiting": 0.2 for place in range(4)} | {"gone/waiting": 1.0}
 
 
@@ -96,11 +97,11 @@ def held_out_falls(path: Path, *, tasks: bool = True) -> RunDir:
     return evaluated(made_up(path), {"base": 0.7, "step-000010": 0.72, "final": 0.4}, tasks=tasks)
 
 
-def warm(path: Path, loss: Any = (2.0, 0.5)) -> RunDir:
+def warm(path: Path, loss: Any = (2.0, 0.5), steps: int = 24) -> RunDir:
     """A warm start has a loss and no rewards."""
     nothing = dict.fromkeys(("reward_mean", "mismatch_mean", "importance_ess"), math.nan)
     config = warm_start(load_config("embedded", here=False))
-    rows = [step_of(step, 12, nothing | {"loss": loss}) for step in range(1, 13)]
+    rows = [step_of(step, steps, nothing | {"loss": loss}) for step in range(1, steps + 1)]
     return written(path, config, rows)
 
 
@@ -171,7 +172,7 @@ WRITTEN: dict[str, tuple[str, Maker]] = {
     "a warm start diverges": ("the loss rises", lambda path: warm(path, loss=(1.2, 13.0))),
     "a distillation diverges": (
         "the teacher is left",
-        says(teacher_kl=(0.1, 3.0), sets={"loss.kind": "opd", "teacher.prompt": '"Think."'}),
+        says(teacher_kl=(0.1, 3.0), sets=DISTILLED),
     ),
     "verifier is slow, of several actors": (
         "both wait for the verifier",
@@ -189,6 +190,9 @@ HEALTHY: dict[str, tuple[str, Maker]] = {
     "a lag": ("learning", says(mismatch_mean=0.02, importance_ess=0.95, sets=LAGGED)),
     "evaluated": ("learning", lambda path: evaluated(made_up(path), {"base": 0.7, "final": 0.68})),
     "a warm start": ("learning", warm),
+    "a warm start whose loss rises a little": ("too early to say", lambda path: warm(path, loss=(1.0, 1.4))),
+    "a warm start of few steps": ("too early to say", lambda path: warm(path, loss=(1.2, 13.0), steps=14)),
+    "a teacher that is copied": ("learning", says(teacher_kl=(0.001, 0.0018), sets=DISTILLED)),
     "a large gradient": ("learning", says(grad_norm=40.0)),
     "several actors": ("learning", says(rollout_s=12.0, verify_s=4.0, update_s=1.4, step_s=5.6, actors=FOUR_AT_WORK)),
     "zero before its first update": ("learning", zero_at_first),
@@ -261,6 +265,7 @@ def test_that_a_process_failed_is_said_beside_another_fault(run_path: Path) -> N
     found = verdicts(view_of(Run(made_up(run_path, status="failed", **FLAT).path)))
     assert [each.name for each in found] == [FLAT_REWARD, "a process failed"]
     assert found[-1].evidence.startswith("the run ended after 24 of 24 steps; reward 0.5")
+    assert "the logs in logs/" in found[-1].remedy, "a warm start has no actor's log"
 
 
 def test_the_verdicts_of_a_long_run_that_goes_on_are_made_again_less_often(run_path: Path) -> None:
