@@ -110,7 +110,7 @@ class AccessCheck:
 
 
 def is_click(headers: Mapping[str, str]) -> bool:
-    """Whether a whole tab is to show it: no script, frame or image of another site says so."""
+    """Whether a whole tab is to show it: a fetch, a frame or an image of another site does not say so."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 

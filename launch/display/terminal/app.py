@@ -69,7 +69,7 @@ class Watcher(App[None]):
         steps = self.shown.rollouts.steps()
         if steps and self.follows and self.step != steps[-1]:
             self.go(steps[-1], 0, 0)
-        self.tell()
+        self.show_title()
 
     def go(self, step: int, number: int, sample: int) -> None:
         heads, table = self.shown.rollouts.heads(step), self.query_one(DataTable)
@@ -92,9 +92,9 @@ class Watcher(App[None]):
         there = group is not None and self.sample < len(group.samples)
         shown = group_text(group, self.sample, self.colours[0]) if group and there else Text("no group")
         self.query_one("#group", Static).update(shown)
-        self.tell()
+        self.show_title()
 
-    def tell(self) -> None:
+    def show_title(self) -> None:
         first = self.verdicts.of(self.shown.stamp())[0]
         self.query_one("#title", Static).update(title(self.shown, self.step, first))
 
