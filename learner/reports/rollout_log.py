@@ -118,6 +118,7 @@ class RolloutLog:
             name = f"{group.group_id}[{index}]"
             used = facts.samples.get(name)
             taught = used if name in facts.taught else None
+            learner = facts.learner.get(name)
             yield RolloutSample(
                 text=self.words.text(tokens),
                 turns=None if group.trained is None else self.turns(tokens, trained),
@@ -131,7 +132,8 @@ class RolloutLog:
                 advantage=round(taught.sample.advantage, GAP_DIGITS) if taught else None,
                 kept=bool(judged.kept[index]),
                 logprob=logprob if self.sampled else [None] * len(tokens),
-                gap=gap(used, facts.learner.get(name)) if self.sampled else None,
+                gap=gap(used, learner) if self.sampled else None,
+                written=None if self.sampled else written(used, learner),
                 entropy=entropy,
                 mask=taught.selected.astype(int).tolist() if taught else None,
             )
@@ -168,10 +170,19 @@ def gap(used: TrainSample | None, learner: np.ndarray | None) -> Values | None:
     """[T] log pi - log mu; null where the learner had no need of it."""
     if used is None or learner is None:
         return None
-    chosen = used.used
-    found = np.full(len(chosen), np.nan)
-    found[chosen] = learner - used.sample.actor_logprobs[chosen]
-    return rounded(found, GAP_DIGITS)
+    return rounded(at_used(used, learner - used.sample.actor_logprobs[used.used]), GAP_DIGITS)
+
+
+def written(used: TrainSample | None, learner: np.ndarray | None) -> Values | None:
+    """[T] log pi of an answer that no actor wrote; null where the learner had no need of it."""
+    return None if used is None or learner is None else rounded(at_used(used, learner), DIGITS)
+
+
+def at_used(used: TrainSample, values: np.ndarray) -> np.ndarray:
+    """[used tokens] -> [T], NaN for the other tokens."""
+    found = np.full(len(used.used), np.nan)
+    found[used.used] = values
+    return found
 
 
 def rounded(values: np.ndarray, digits: int) -> Values:

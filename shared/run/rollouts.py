@@ -11,8 +11,8 @@ later, and a piece takes as many bytes as a number. A character that is split be
     logprob    log mu, of the actor            gap    log pi - log mu, of the learner before the update
     ratio      exp(gap)                        mismatch    |gap|
 
-The gap is stored and not log pi, since it is small and its digits count. Left out on purpose: prompts' token ids, and
-whatever follows from other files.
+The gap is stored and not log pi, since it is small and its digits count. Only a warm start, whose answers no actor
+wrote, has log pi itself, as `written`. Left out on purpose: prompts' token ids, and whatever follows from other files.
 """
 
 import hashlib
@@ -109,6 +109,8 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
     """[T] of the actor; 0 where the token was not sampled, None in a warm start, whose answers no actor wrote."""
     gap: Values | None
     """[T] the learner's log-prob minus the actor's; None where the learner computed none, and in a warm start."""
+    written: Values | None = None
+    """[T] the learner's log-prob itself in a warm start; None where it computed none, and in other runs."""
     entropy: Values | None
     """[T] nats; None if the engine does not tell."""
     mask: list[int] | None
@@ -127,8 +129,14 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
 
     def learner(self) -> Values:
         """[T] log-probs of the learner."""
+        if self.written is not None:
+            return self.written
         pairs = zip(self.logprob, self.gap or [None] * len(self.ids), strict=False)
         return [None if log is None or gap is None else log + gap for log, gap in pairs]
+
+    def likelihood(self) -> Values:
+        """[T] log-probs of the actor, or of the learner where no actor wrote the answer."""
+        return self.logprob if self.written is None else self.written
 
     def ratio(self) -> Values:
         """[T] pi over mu."""

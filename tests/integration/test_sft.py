@@ -83,6 +83,8 @@ def test_chats_without_an_actor_then_a_run_from_the_result(tmp_path: Path) -> No
     assert texts <= {m["content"] for row in CHATS for m in row["messages"] if m["role"] == "assistant"} and texts
     told = [(sample["gap"], set(sample["logprob"])) for samples in sampled for sample in samples]
     assert told == [(None, {None})] * len(told), "no actor wrote them"
+    assert all(len(sample["written"]) == len(sample["ids"]) for samples in sampled for sample in samples)
+    assert all(one is not None and one <= 0.0 for one in sampled[0][0]["written"])
     assert launch("generate", out, "--prompt", "Are you sure?").returncode == 0
     assert launch("eval", out, "--problems", "4").returncode == 0
     assert launch("export", out, "--out", tmp_path / "exported").returncode == 0

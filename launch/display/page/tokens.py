@@ -149,7 +149,7 @@ def cells_of(sample: RolloutSample) -> Iterator[Cell]:
     nothing: list[float | None] = [None] * len(sample.ids)
     mask = nothing if sample.mask is None else sample.mask
     columns = zip(
-        *(sample.pieces, sample.sampled(), sample.logprob, sample.entropy or nothing),
+        *(sample.pieces, sample.sampled(), sample.likelihood(), sample.entropy or nothing),
         *(sample.mismatch(), sample.ratio(), sample.push(), mask),
         strict=False,
     )

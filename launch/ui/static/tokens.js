@@ -28,8 +28,10 @@ export const COLOURS = {
     strength: (value) => value / 2,
     scale: "-2 to 2, 0 without gradient",
   },
+  // Of the actor, or of the learner where no actor wrote the answer.
   actor: {
     name: "probability",
+    otherwise: "learner",
     kind: "amount",
     strength: (value) => -value / 4,
     scale: "the less likely, the darker",
@@ -37,7 +39,7 @@ export const COLOURS = {
 };
 
 export function drawTokens(place, tokens, answer, colour, act) {
-  const values = tokens.values[colour],
+  const values = tokens.values[colour] ?? tokens.values[COLOURS[colour].otherwise],
     figures = h("output", { class: "figures", "aria-live": "polite" }, "Point at a token, or use the arrow keys.");
   const text = h("div", { class: "text", tabindex: 0, role: "group", "aria-label": "Tokens of the answer" });
   const marks = tokens.pieces.slice(0, SHOWN).map((piece, at) => token(piece, at, tokens, COLOURS[colour], values));
@@ -132,7 +134,7 @@ function words(tokens, at) {
     `token ${at}: ${JSON.stringify(tokens.pieces[at])} (${tokens.ids[at]})`,
     given(tokens.turns, at) ? "not sampled" : null,
     known("actor", (value) => `p ${number(Math.exp(value))} actor`),
-    known("learner", (value) => `${number(Math.exp(value))} learner`),
+    known("learner", (value) => `${tokens.values.actor ? "" : "p "}${number(Math.exp(value))} learner`),
     known("entropy", (value) => `entropy ${number(value)}`),
     known("mask", (value) => (value ? "carried gradient" : "masked")),
     known("ratio", (value) => `ratio ${number(value, 5)}`),

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="needs the extra `ui`")
 
+from launch.display.page.tokens import cells_of
 from launch.ui.group_rows import answer_row
 from launch.ui.monitor import shortened
 from shared.run.evaluation import write_evaluation
@@ -247,11 +248,13 @@ def test_the_tokens_of_an_answer_with_their_figures(page: Window) -> None:
     assert idle["mask"] is None and idle["ratio"] is None and idle["entropy"] is not None
 
 
-def test_an_answer_that_no_actor_wrote_has_no_probability() -> None:
+def test_an_answer_that_no_actor_wrote_has_the_probability_of_the_learner() -> None:
     (found, *_) = usual_groups(1)
-    one = msgspec.structs.replace(found.samples[0], logprob=[None] * len(found.samples[0].ids), gap=None)
+    nothing, written = [None] * len(found.samples[0].ids), [-0.25] * len(found.samples[0].ids)
+    one = msgspec.structs.replace(found.samples[0], logprob=nothing, gap=None, written=written)
     values = answer_row(msgspec.structs.replace(found, samples=(one,)), 0, 0)["values"]
-    assert values["actor"] is values["learner"] is values["ratio"] is values["mismatch"] is None
+    assert values["actor"] is values["ratio"] is values["mismatch"] is None and values["learner"] == written
+    assert next(cells_of(one)).title.startswith("log-prob -0.25, entropy")
 
 
 def test_what_an_environment_wrote_has_no_probability(page: Window) -> None:

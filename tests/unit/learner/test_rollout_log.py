@@ -121,15 +121,19 @@ def test_the_gap_is_what_the_learner_had_more(tmp_path: Path) -> None:
     assert [one for one in sample.learner() if one is not None] == pytest.approx(learner, abs=1e-4)
 
 
-def test_answers_that_no_actor_wrote_have_no_ratio_and_no_mismatch(tmp_path: Path) -> None:
+def test_answers_that_no_actor_wrote_have_the_learners_log_prob_and_no_ratio(tmp_path: Path) -> None:
     used = batch().samples[1]
-    stats = update_stats(logprobs={used.sample.name: np.full(int(used.used.sum()), -2.0, np.float32)})
+    learner = -np.arange(1, used.used.sum() + 1, dtype=np.float32)
+    stats = update_stats(logprobs={used.sample.name: learner})
     log = RolloutLog(LineLog(tmp_path / "rollouts.jsonl"), CONFIG.log, spelled_words(), sampled=False)
     log.log(4, collected_of(filled_orders(), CONFIG), batch(), StepResult(stats=stats))
-    for sample in rows(tmp_path / "rollouts.jsonl")[0].samples:
-        nothing = [None] * len(sample.ids)
-        assert sample.logprob == sample.learner() == sample.ratio() == sample.mismatch() == nothing
+    samples = rows(tmp_path / "rollouts.jsonl")[0].samples
+    for sample in samples:
+        assert sample.logprob == sample.ratio() == sample.mismatch() == [None] * len(sample.ids)
         assert sample.gap is None
+    assert samples[0].written is None and set(samples[0].learner()) == {None}, "it was not in the update"
+    assert [one is not None for one in samples[1].learner()] == used.used.tolist()
+    assert [one for one in samples[1].likelihood() if one is not None] == learner.tolist()
 
 
 @pytest.mark.parametrize("updates", [1, 2])
