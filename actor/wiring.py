@@ -235,7 +235,8 @@ def served_bytes(options: "VLLMOptions") -> int:
     if options.nf4:
         return file.stat().st_size
     with safe_open(file, framework="pt") as reader:
-        return BYTES[options.dtype] * sum(math.prod(reader.get_slice(name).get_shape()) for name in reader.keys())  # noqa: SIM118
+        shapes = [reader.get_slice(name).get_shape() for name in reader.keys()]  # noqa: SIM118
+    return BYTES[options.dtype] * sum(map(math.prod, shapes))
 
 
 def given_back(
