@@ -95,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
         port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
         trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
         planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
-        beside_learner = arguments.run is not None and not elsewhere
+        beside_learner = None if elsewhere else arguments.run is not None
         passes = passed_on(endpoint, key.learner_public)
         serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, passes, beside_learner=beside_learner)
 

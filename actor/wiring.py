@@ -76,10 +76,10 @@ log = logging.getLogger("actor")
 
 
 def build_engine(
-    config: Config, borrower: Borrower | None = None, *, beside_learner: bool = False
+    config: Config, borrower: Borrower | None = None, *, beside_learner: bool | None = None
 ) -> tuple[Engine, Prompter]:
-    """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base. beside_learner: known to
-    be on its machine. Another actor may be too, which it does not see: containers and Ray may put both on one."""
+    """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base. beside_learner: whether it
+    is on its machine. None where that is not known: containers and Ray may put both on one."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder, config.environment)
@@ -146,7 +146,7 @@ def build_vllm(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    beside_learner: bool,
+    beside_learner: bool | None,
 ) -> Engine:
     """vLLM over the learner's base. The digest is that of the NF4 base even if vLLM serves the dense base."""
     # Imported here, because vLLM is an optional extra.
@@ -246,7 +246,7 @@ def given_back(
     options: "VLLMOptions",
     find_card: Callable[[], int] = card_bytes,
     *,
-    beside_learner: bool,
+    beside_learner: bool | None,
 ) -> "GiveBack":
     """What vLLM frees between two orders: as configured, or as planned for this card. find_card: its memory."""
     from actor.engines.vllm_options import BYTES, MARGIN_BYTES, EngineMemory, learner_bytes, plan_give_back
@@ -262,7 +262,7 @@ def given_back(
     engine = EngineMemory(weights=weights, kv=options.kv_bytes)
     card, actors = find_card(), config.compute.actors if beside_learner else 1
     apart, most = config.compute.learner_card != config.compute.actor_card, card - MARGIN_BYTES
-    if apart or (not beside_learner and learner > most):
+    if apart or beside_learner is False or (beside_learner is None and learner > most):
         # It is on another card, so an actor makes room for the others of its own card.
         return plan_give_back(card, min(engine.awake, most), engine, actors - 1)
     return plan_give_back(card, learner, engine, actors)
@@ -345,7 +345,7 @@ def serve_orders(
     planned: int = 0,
     passes: PassedOn | None = None,
     *,
-    beside_learner: bool = False,
+    beside_learner: bool | None = None,
 ) -> None:
     """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. lease_file: None for
     cores of its own. planned: bytes of the card, as of a lease. passes: where adapters are passed on.

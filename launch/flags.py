@@ -1,4 +1,4 @@
-"""Flags that people know from other training scripts: mapped to the key that means exactly the same, else answered.
+"""Flags that people know from other training scripts: mapped to the key that means the same, else answered.
 
 A mapped flag is `--set` under another name: `--group-size 8` is `--set rollout.group=8`. In the order of the command
 line, the later one wins. Underscores are read as hyphens, since TRL has them (`--num_generations`). `--max-steps`

@@ -120,7 +120,7 @@ make_venv() {
     return 2
 }
 
-# One that was named comes first, whatever its version. pip finds no PyTorch for a Python that is newer than PyTorch
+# One that was named comes first, however new. pip finds no PyTorch for a Python that is newer than PyTorch
 # knows, so such a one is taken only if there is no other: by now there may be a PyTorch for it.
 find_python() {
     first_python 99 ${PYTHON:+"$PYTHON"} && return

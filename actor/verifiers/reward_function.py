@@ -26,6 +26,7 @@ worker's rights; it is trusted, not in a sandbox.
 import importlib.util
 import inspect
 import math
+import re
 import sys
 import traceback
 import zlib
@@ -235,10 +236,11 @@ def as_float(value: Real) -> float:
 
 
 def lost(error: BaseException) -> str:
-    """Where a file was looked for by a relative path, as the end of a sentence; empty for other errors."""
+    """Where a file was looked for by a relative path, as the end of a sentence; empty for other errors, and for a
+    program that is not there, whose name is a bare word."""
     name = error.filename if isinstance(error, FileNotFoundError) else None
-    relative = isinstance(name, str) and not Path(name).is_absolute()
-    return "; calls run in an empty folder, so build the paths of files from __file__" if relative else ""
+    is_relative = isinstance(name, str) and not Path(name).is_absolute() and re.search(r"[./]", name)
+    return "; calls run in an empty folder, so build the paths of files from __file__" if is_relative else ""
 
 
 def in_words(error: BaseException) -> str:

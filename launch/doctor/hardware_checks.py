@@ -285,9 +285,10 @@ def sharing(machine: Machine) -> Finding:
         return ok("processes may share the card, or there is none")
     shown = ", ".join(f"{mode} on {name}" for name, mode in modes.items())
     needs = len(roles_here(machine.config.actor))
-    found = f"compute mode {shown}: one process at most, and a run needs {'two' if needs > 1 else 'one'}"
-    remedy = "sudo nvidia-smi -c DEFAULT"
-    too_few = needs > 1 or "Prohibited" in modes.values()
+    none = "Prohibited" in modes.values()
+    most = "no process" if none else "one process at most"
+    found = f"compute mode {shown}: {most}, and a run needs {'two' if needs > 1 else 'one'}"
+    remedy, too_few = "sudo nvidia-smi -c DEFAULT", needs > 1 or none
     return error(found, remedy) if on_card(machine) and too_few else note(found, remedy)
 
 

@@ -119,7 +119,7 @@ def waiting_bytes(machine: Machine, shape: ModelShape) -> int:
     compute, actor, model = machine.config.compute, machine.config.actor, machine.config.model
     if not isinstance(machine.plan, Missing):
         compute = structs.replace(compute, residency=machine.plan.residency)
-    if compute.residency != "swap":
+    if compute.residency == "shared" and compute.learner_card == compute.actor_card:
         return 0
     cached = cached_base_bytes(machine, shape)
     base = max(cached.values()) if model.dequantize == "once" else cached[model.quantization]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from launch.doctor.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
 from launch.plan.shape import ModelShape, kind_of, local_folder, shape_of
+from learner.tasks.sources import is_file_name, local
 from shared.config.data import TasksConfig
 from shared.config.model import SECOND_COPY, ModelConfig, cache_root
 from shared.errors import ModelError
@@ -20,7 +21,6 @@ from shared.errors import ModelError
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-TASK_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 DIGEST = 16 * "[0-9a-f]"
 """At the end of a name in the cache, as a pattern."""
 TIMEOUT_S = 4.0
@@ -65,7 +65,7 @@ def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig
         cached=cached_parts(folder, model) if folder else frozenset(),
         hub_cache=look_at_folder(hub_cache),
         offline=constants.is_offline_mode(),
-        missing_files=tuple(file for file in files if Path(file).suffix in TASK_FORMATS and not Path(file).is_file()),
+        missing_files=tuple(file for file in files if is_file_name(file) and not local(file).is_file()),
     )
 
 

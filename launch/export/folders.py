@@ -21,7 +21,7 @@ import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.state import ADAPTER
-from learner.tasks.sources import FORMATS
+from learner.tasks.sources import is_file_name, local
 from shared.base.cache import DIGESTS, CachedBase
 from shared.base.gguf import is_gguf
 from shared.config.data import TasksConfig
@@ -126,7 +126,7 @@ def public_base(path: str) -> str:
 def public_source(source: str) -> str:
     """`openai/gsm8k test`: a hub id is named in full, a path without the folders above it."""
     found = HUB_ID.fullmatch(source)
-    is_public = found and Path(found[1]).suffix not in FORMATS and not Path(found[1]).exists()
+    is_public = found and not is_file_name(found[1]) and not local(found[1]).exists()
     return source if is_public else short_name(source)
 
 

@@ -285,7 +285,7 @@ class RunDir:
 
 def refuse_if_taken(run: RunDir) -> None:
     """Empty folders are allowed, because a crash of `create` leaves them."""
-    if run.config.exists() and run.has_begun():
+    if run.config.exists() and (run.has_begun() or run.is_in_use()):
         raise RunDirError(f"{run.path} has a run already; continue it with `resume`, or choose another --out.")
     if run.config.exists():
         raise RunDirError(

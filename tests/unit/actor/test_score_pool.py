@@ -245,8 +245,8 @@ def test_a_worker_finds_the_models_of_the_user(
     assert [verdict.score for verdict in open_pool(text).score(jobs_of(*"abc"), nothing)] == [1.0] * 3
 
 
-@pytest.mark.parametrize(("path", "advice"), [("words.txt", True), ("/nowhere/words.txt", False)])
-def test_a_relative_path_is_told_where_it_starts(open_pool: Open, path: str, advice: bool) -> None:
+@pytest.mark.parametrize(("path", "advice"), [("words.txt", True), ("/nowhere/words.txt", False), ("lean", False)])
+def test_a_relative_path_that_is_no_program_is_told_where_it_starts(open_pool: Open, path: str, advice: bool) -> None:
     (found,) = open_pool(f"def reward(prompts, **_):\n    open({path!r})\n").score(jobs_of("a"), nothing)
     assert f"No such file or directory: {path!r}" in found.note
     assert found.note.endswith("in an empty folder, so build the paths of files from __file__.") == advice

@@ -60,7 +60,7 @@ def test_every_actor_of_the_card_keeps_its_part(actors: int, expected: GiveBack)
     assert plan_give_back(room + 2_600 * MIB + MARGIN_BYTES, 2_600 * MIB, NF4, actors) == expected
 
 
-def found_on(card: int, *, beside: bool, **compute: Any) -> GiveBack:
+def found_on(card: int, *, beside: bool | None, **compute: Any) -> GiveBack:
     """For a vLLM of the embedded model on a card of so many bytes. beside: the learner."""
     config = load_config("embedded", ["actor.engine=vllm"])
     config = replace(config, compute=replace(config.compute, **compute))
@@ -72,14 +72,15 @@ def found_on(card: int, *, beside: bool, **compute: Any) -> GiveBack:
 
 def test_a_learner_that_is_not_on_this_card_needs_no_room_there() -> None:
     tight = 1_200 * MIB
-    assert found_on(tight, beside=True) == found_on(tight, beside=False) != "nothing"
-    assert found_on(tight, beside=True, learner_card=1) == found_on(tight, beside=False, learner_card=1) == "nothing"
+    assert found_on(tight, beside=True) == found_on(tight, beside=None) != "nothing"
+    assert found_on(tight, beside=False) == "nothing"
+    assert found_on(tight, beside=True, learner_card=1) == found_on(tight, beside=None, learner_card=1) == "nothing"
 
 
 def test_actors_on_a_card_without_the_learner_make_room_for_each_other() -> None:
     assert found_on(8_000 * MIB, beside=True, learner_card=1, actors=2) == "nothing"
     assert found_on(8_000 * MIB, beside=True, learner_card=1, actors=32) == "stop"
-    assert found_on(8_000 * MIB, beside=False, learner_card=1, actors=32) == "nothing", "they are elsewhere"
+    assert found_on(8_000 * MIB, beside=None, learner_card=1, actors=32) == "nothing", "they are elsewhere"
     assert found_on(500 * MIB, beside=True, learner_card=1) == "nothing", "vLLM says itself that it does not fit"
 
 
@@ -94,7 +95,7 @@ def test_a_base_counts_in_the_number_type_that_vllm_serves_it_in(tmp_path: Path)
 
 
 def test_a_learner_larger_than_the_card_is_refused_only_where_it_must_be_on_it() -> None:
-    assert found_on(500 * MIB, beside=False) == "nothing"
+    assert found_on(500 * MIB, beside=None) == "nothing"
     with pytest.raises(ModelError, match="The learner needs about"):
         found_on(500 * MIB, beside=True)
 

@@ -157,7 +157,8 @@ def test_a_card_of_an_actor_whose_servers_sample_is_not_looked_at() -> None:
     finding = hardware_checks.sharing(both(here, cards(mode="Exclusive_Process"))(sound()))
     assert finding.level == "note" and finding.found.endswith("and a run needs one")
     assert hardware_checks.sharing(both(ON_CARD, cards(mode="Exclusive_Process"))(sound())).level == "error"
-    assert hardware_checks.sharing(both(here, cards(mode="Prohibited"))(sound())).level == "error"
+    finding = hardware_checks.sharing(both(here, cards(mode="Prohibited"))(sound()))
+    assert finding.level == "error" and finding.found.endswith("no process, and a run needs one")
     first = configured(compute={"device": "cuda", "learner_card": 1}, **served)
     finding = hardware_checks.present(replace(first(sound()), torch=TORCH_CUDA))
     assert finding.level == "error" and finding.remedy == "set compute.learner_card to at most 0"
@@ -227,6 +228,8 @@ def test_a_variable_of_the_allocator_is_seen_and_finding_of(monkeypatch: pytest.
         ({"residency": "swap", "actors": 3}, 4),
         ({"residency": "swap", "actor_card": 1}, 0),
         ({"residency": "swap", "actor_card": 1, "actors": 3}, 3),
+        ({"residency": "shared"}, 0),
+        ({"residency": "shared", "actor_card": 1, "actors": 3}, 3),
     ],
 )
 def test_bases_that_wait_in_host_memory_count_for_each_process(compute: dict[str, Any], blocks: int) -> None:

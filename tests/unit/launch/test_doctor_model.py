@@ -244,13 +244,13 @@ def test_weights_that_are_published_twice_count_once(tmp_path: Path) -> None:
     assert look_at(config(model={"path": str(tmp_path)})).folder is None
 
 
-def test_task_files_that_are_lost_are_named(tmp_path: Path) -> None:
+def test_task_files_that_are_lost_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     here = tmp_path / "here.jsonl"
     here.write_text("")
+    assert look_at(config(tasks={"source": "~/here.jsonl", "test": "gone.JSONL"})).missing_files == ("gone.JSONL",)
     tasks = {"source": str(here), "held_out": str(tmp_path / "gone.csv")}
     assert look_at(config(tasks=tasks)).missing_files == (str(tmp_path / "gone.csv"),)
-    lost = {"source": str(here), "test": str(tmp_path / "gone.jsonl")}
-    assert look_at(config(tasks=lost)).missing_files == (str(tmp_path / "gone.jsonl"),)
     assert look_at(config(tasks={"source": "openai/gsm8k", "held_out": "test"})).missing_files == ()
 
 

@@ -74,6 +74,7 @@ def test_no_text_of_the_run_breaks_the_table_of_the_card() -> None:
         ("embedded", "embedded"),
         ("/home/me/secret/tasks.jsonl", "tasks.jsonl"),
         ("secret/tasks.jsonl", "tasks.jsonl"),
+        ("secret/TASKS.JSONL", "TASKS.JSONL"),
         ("../secret/gsm8k test", "gsm8k test"),
         ("tests/support train", "support train"),
     ],

@@ -90,6 +90,8 @@ def test_a_run_is_not_made_over_another(tmp_path: Path) -> None:
         RunDirError, match="has a run that has not begun; begin it with `resume`, or for another one rem"
     ):
         RunDir.create(run.path, b"other")
+    with run.locked(), pytest.raises(RunDirError, match="has a run already"):
+        RunDir.create(run.path, b"other")
     for begun in (run.tasks, run.journal / "segment", run.checkpoints / "step-000001"):
         begun.write_bytes(b"x")
         with pytest.raises(RunDirError, match="has a run already; continue it with `resume`"):
