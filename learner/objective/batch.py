@@ -28,7 +28,7 @@ from learner.objective.constraint import penalty_coefficients
 from learner.objective.entropy_mask import select_tokens
 from learner.objective.judged import JudgedGroup
 from learner.objective.loss import token_weights
-from learner.objective.rewards import group_advantages, over_step_std
+from learner.objective.rewards import combined, group_advantages, over_step_std
 from learner.objective.turns import by_completion, trained_tokens
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import Advantage
@@ -187,17 +187,9 @@ def advantages_of(teaching: Sequence[JudgedGroup], kind: Advantage, counted: int
         case "batch":
             return over_step_std([group_advantages(one.rewards, one.kept, "mean") for one in teaching], counted)
         case "gdpo":
-            return over_step_std([combined(one) for one in teaching], counted)
+            return over_step_std([combined(one.weighted, one.kept) for one in teaching], counted)
         case _:
             return [group_advantages(one.rewards, one.kept, kind) for one in teaching]
-
-
-def combined(judged: JudgedGroup) -> np.ndarray:
-    """[G] sum of the parts of the reward, each over its own standard deviation."""
-    total = np.zeros(len(judged.kept))
-    for part in judged.weighted:
-        total = total + part.weight * group_advantages(part.values, judged.kept, "std")
-    return total
 
 
 def idle_samples(groups: Sequence[JudgedGroup], rounds: int) -> list[Sample]:

@@ -5,7 +5,7 @@
     kept      the sample enters means: the verifier's treatment of its outcome is `train` or `mask`
     in_loss   it enters the loss as well: `train`
     teaches   the kept scores differ (or rewards, with reward.shaped_groups = "train") and something is trained on; with
-              `gdpo`, one of the parts of the score differs; with answers to learn (sft) or a teacher to follow (opd)
+              `gdpo`, the sum of their normalised parts does; with answers to learn (sft) or a teacher to follow (opd)
               the scores need not differ
     right     kept samples whose outcome is `correct`, so a truncated one is not; counted: all kept samples
 
@@ -19,12 +19,15 @@ from typing import Self
 
 import numpy as np
 
-from learner.objective.rewards import RewardPart, parts_of, reward_parts, teaches, total_reward
+from learner.objective.rewards import RewardPart, combined, parts_of, reward_parts, teaches, total_reward
 from learner.tasks.tasks import Task
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.named_rewards import weights
 from shared.errors import TrainingStopped
+
+ROUNDING = 1e-6
+"""More than is left of normalised rewards that cancel each other; they are around 1."""
 
 
 class StopOnOutcome(TrainingStopped):
@@ -89,7 +92,6 @@ class Judge:
         named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
         weighted = parts_of(group, named, self.reward, self.max_new_tokens, scored=scored)
         total = total_reward(group, weighted)
-        compared = self.compared(group, weighted, total)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(
             group=group,
@@ -98,18 +100,18 @@ class Judge:
             rewards=total,
             weighted=weighted,
             parts=reward_parts(group, self.reward, self.max_new_tokens),
-            teaches=(not self.compares or any(teaches(one, kept) for one in compared)) and bool(in_loss.any()),
+            teaches=bool(in_loss.any()) and (not self.compares or self.differs(group, kept, weighted, total)),
             right=int((right & kept).sum()),
             counted=int(kept.sum()),
         )
 
-    def compared(self, group: Group, weighted: Sequence[RewardPart], total: np.ndarray) -> list[np.ndarray]:
-        """[G] each: a group teaches if one of them differs. `gdpo` normalises every part for itself, so it finds an
-        advantage also where only their sum is the same."""
+    def differs(self, group: Group, kept: np.ndarray, weighted: Sequence[RewardPart], total: np.ndarray) -> bool:
+        """Whether the kept samples' scores or rewards do. `gdpo` normalises every part for itself: it may find an
+        advantage where their sum is the same, and none where it is not."""
         shaped = self.reward.shaped_groups == "train"
         if self.reward.advantage == "gdpo" and (shaped or self.verifier.adds_up_rewards):
-            return [part.values for part in weighted if part.weight and (shaped or part.in_score)]
-        return [total if shaped else np.array(group.scores)]
+            return teaches(combined([part for part in weighted if shaped or part.in_score], kept), kept, ROUNDING)
+        return teaches(total if shaped else np.array(group.scores), kept)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ std_step is the standard deviation of what is divided, r_i - mean(r) or z_i, ove
 groups that teach nothing count with 0, as in the divisor of the loss, and its mean is 0 in every group.
 None of the shaping changes the outcome: a long correct completion is correct. A group teaches only if its verifier
 scores differ: shaped rewards (a length penalty, say) do not make a group of all-wrong completions informative.
-With `gdpo` and a score that is a sum of rewards, it teaches if one of them differs, though their sum may not.
+With `gdpo` and a score that is a sum of rewards, it teaches if their z_i differ, whether or not the score does.
 Mean and std run over the group's kept samples. The std is the population's: TRL, verl and torch divide by G - 1, so
 advantages here are sqrt(G / (G - 1)) times theirs, 6.9 % more at G = 8; Adam takes most of that out again.
 Left out: a critic.
@@ -87,10 +87,10 @@ def length_reward(group: Group, free: int, cap: int) -> np.ndarray:
     return np.clip((sampled_lengths(group) - free) / max(1, cap - free), 0.0, 1.0)
 
 
-def teaches(scores_G: np.ndarray, kept_G: np.ndarray) -> bool:
-    """Whether the kept samples' verifier scores differ; False also when fewer than two are kept."""
-    scores = scores_G[kept_G]
-    return len(scores) > 1 and bool((scores != scores[0]).any())
+def teaches(values_G: np.ndarray, kept_G: np.ndarray, rounding: float = 0.0) -> bool:
+    """Whether the kept samples' values differ by more than rounding; False also when fewer than two are kept."""
+    kept = values_G[kept_G]
+    return len(kept) > 1 and bool(np.ptp(kept) > rounding)
 
 
 def group_advantages(rewards_G: np.ndarray, kept_G: np.ndarray, kind: OfOneGroup) -> np.ndarray:
@@ -108,6 +108,14 @@ def group_advantages(rewards_G: np.ndarray, kept_G: np.ndarray, kind: OfOneGroup
         case "maxrl":
             scaled = centred / kept.mean()
     return np.where(kept_G, scaled, 0.0)
+
+
+def combined(parts: Sequence[RewardPart], kept_G: np.ndarray) -> np.ndarray:
+    """[G] sum of the parts of a reward, each over its own standard deviation."""
+    total = np.zeros(len(kept_G))
+    for part in parts:
+        total = total + part.weight * group_advantages(part.values, kept_G, "std")
+    return total
 
 
 def over_step_std(advantages: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:

@@ -240,7 +240,7 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     shaped_groups: Literal["drop", "train"] = "drop"
     """What to do with a group whose scores are all equal, so that its rewards differ only by named rewards, length or
     truncation: `drop` it, or `train` on it. Use `train` if format rewards should be learned before any final answer is
-    correct."""
+    correct. With `gdpo`, a score that is a sum of rewards counts as the sum that `gdpo` makes of them."""
     advantage: Advantage | None = None
     """How rewards r become advantages; the formulas are in learner/objective/rewards.py. `mean`: r - mean of the group.
     `std`: the same divided by the group's standard deviation. `rloo`: r - mean of the others. `maxrl`: (r - mean) /

@@ -88,6 +88,22 @@ def test_rewards_that_differ_teach_although_their_sum_is_the_same(shaped: str) -
     assert not judge_of(config)(same).teaches
 
 
+@pytest.mark.parametrize("shaped", ["drop", "train"])
+def test_rewards_that_cancel_each_other_once_normalised_teach_nothing(shaped: str) -> None:
+    """Both differ. Of the second group, rounding leaves something."""
+    config = Config(
+        verifier=VerifierConfig(kind="callable", rewards={"mine.py:a": 1.0, "mine.py:b": 1.0}),
+        reward=RewardConfig(advantage="gdpo", shaped_groups=shaped),  # pyright: ignore[reportArgumentType]
+    )
+    for a in ([1.0, 0.0, 0.0, 1.0], [0.1, 0.7, 0.3, 0.9]):
+        b = [1.0 - value for value in a]
+        scores = [one + other for one, other in zip(a, b, strict=True)]
+        group = tiny_group(scores, [2] * 4, rewards={"a": a, "b": b})
+        assert not judge_of(config)(group).teaches
+        twice = tiny_group(scores, [2] * 4, rewards={"a": a, "b": [0.0, 1.0, 0.0, 0.0]})
+        assert judge_of(config)(twice).teaches
+
+
 def test_replaced_groups_are_not_of_the_step() -> None:
     groups = [tiny_group(GROUPS[name], [2] * 4, group_id=name) for name in ("equal", "a", "b")]
     config = Config(reward=RewardConfig(advantage="batch"), rollout=RolloutConfig(replacement_rounds=1))
