@@ -165,14 +165,14 @@ class Update:
         for group in grouped(samples):
             parts += self.accumulate(group, old)[0]
             self.forward_pass.placement.together(gradients.take)
-        return parts, gradients.give_back(sampled)
+        return parts, self.forward_pass.placement.together(lambda: gradients.give_back(sampled))
 
     def each_alone(self, samples: Sequence[TrainSample], old: OldLogprobs) -> list[Finding]:
         """What every sample adds to loss and gradient; leaves no gradient behind."""
         found: list[Finding] = []
         for sample in samples:
             parts, _ = self.accumulate([sample], old)
-            norm = self.optimizer.clip()
+            norm = self.forward_pass.placement.together(self.optimizer.clip)
             found.append(Finding(sample=sample.sample.name, loss=loss_of(parts), grad_norm=norm))
         self.optimizer.zero_grad()
         return found

@@ -44,15 +44,14 @@ class Owned:
         return self.places[number] == self.group.rank
 
     def added(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        sums: list[torch.Tensor | None] = [None] * len(gradients)
+        mine: dict[int, torch.Tensor] = {}
         for owner, numbers in self.of_each():
             theirs = [gradients[number] for number in numbers]
             total = self.added_at(owner, torch.cat([one.flatten().cpu() for one in theirs]))
             if owner == self.group.rank:
-                for number, one, part in zip(numbers, theirs, split_as(total, theirs), strict=True):
-                    # Copies, as in RankGroup.added.
-                    sums[number] = part.to(one.device, copy=True)
-        return sums
+                mine = dict(zip(numbers, split_as(total, theirs), strict=True))
+        # Copies, as in RankGroup.added, and after the last sum: a rank without memory must not leave the others in it.
+        return [mine[n].to(one.device, copy=True) if n in mine else None for n, one in enumerate(gradients)]
 
     def added_at(self, owner: int, flat: torch.Tensor) -> torch.Tensor:
         """Elsewhere the tensor as it was."""

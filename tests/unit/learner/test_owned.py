@@ -15,12 +15,14 @@ from learner.update.gradient_check import NumericalFault
 from learner.update.optimizer import Optimizer
 from learner.update.placement.owned import Owned
 from learner.update.placement.placement import ALONE, InTurns, Placement
+from learner.update.placement.ranks import Ranks
 from learner.update.update import Update
 from learner.wiring import build_trainer, placement_on
 from shared.config.data import CurriculumConfig
 from shared.config.tree import Config, GrowthConfig, GuardConfig, OptimizerConfig
 from shared.errors import DamageError
 from shared.model.policy import Policy
+from tests.support.cramped_card import Refusing, named
 from tests.support.fakes import tiny_policy
 from tests.support.rank_processes import CLIPPED, batch_of_step, gradients_of
 from tests.support.ranks_in_threads import ThreadGroup, on_ranks
@@ -109,6 +111,20 @@ def test_the_gradient_is_on_its_owners_alone_and_that_of_one_process(checkpoint:
         assert norm == pytest.approx(stats.grad_norm, rel=1e-5) and grads
         for name, gradient in grads.items():
             assert (gradient - expected[name]).norm() <= 1e-5 * expected[name].norm(), name
+
+
+def test_memory_that_the_first_owner_lacks_for_its_sums_runs_out_on_all_after_the_last_sum() -> None:
+    def added(group: ThreadGroup) -> None:
+        parameters = [*some_parameters().values()]
+        owners = Owned(group, parameters)  # pyright: ignore[reportArgumentType]
+        placement = Ranks(group, parameters, owners=owners)  # pyright: ignore[reportArgumentType]
+        with (
+            Refusing(named("_to_copy"), times=1 - min(group.rank, 1)),
+            pytest.raises(torch.OutOfMemoryError, match="rank 0 of the learner ran out of memory"),
+        ):
+            placement.together(lambda: owners.added([one.detach() for one in parameters]))
+
+    on_ranks(3, added)
 
 
 # --- the bits of whole moments

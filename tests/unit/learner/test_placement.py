@@ -1,6 +1,7 @@
 """Micro-batches divided among ranks: who gets which, the gradient of all, what crosses, and what ends a run."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,28 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from learner.orders.plan import Unfilled
 from learner.orders.shared import STOPS, FirstRank, OtherRank, agreed
 from learner.update.budget import Attempts, Budget, Size
 from learner.update.figures import PASS_PART
 from learner.update.forward_pass import UNCHANGED
+from learner.update.gradient_check import NumericalFault
 from learner.update.placement.placement import ALONE, Form, InTurns, Placement, rank_of_each, tokens_of_rank
 from learner.update.placement.ranks import Ranks, packed, unpacked
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.wiring import build_trainer
 from protocol.codec import encode
 from protocol.messages import FilledOrder, Order
+from shared.config.tree import Config, GrowthConfig, GuardConfig
 from shared.errors import TrainingStopped
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
-from tests.support.cramped_card import Refusing, named
-from tests.support.fakes import filled, shake, tiny_policy, toy_orders, toy_policy
+from tests.support.cramped_card import Kind, Refusing, named
+from tests.support.fakes import filled, shake, tiny_group, tiny_policy, toy_orders, toy_policy
 from tests.support.rank_processes import CONFIG, batch_of_step, gradients_of
 from tests.support.ranks_in_threads import ThreadGroup, on_ranks
-from tests.support.steps import NotedSizes, gradients
+from tests.support.steps import NotedSizes, batch_of, gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+UNUSED = (3, 1, 7)
+"""Shape of a parameter that gets no gradient; no other tensor has it."""
+LARGE_GROUPS = [tiny_group([1.0] + 5 * [0.0], 6 * [5], group_id=name, seed=seed) for seed, name in enumerate("ab")]
+"""Each makes micro-batches of several samples, which can be smaller."""
 
 
 @pytest.fixture
@@ -151,24 +159,43 @@ def test_memory_that_runs_out_on_one_rank_runs_out_on_all() -> None:
         short.each([[]], lambda _: 1, work, form)
 
 
-@pytest.mark.parametrize("operation", ["empty_like", "linalg_vector_norm", "_foreach_norm"])
-def test_memory_that_one_rank_lacks_after_its_micro_batches_repeats_the_step_on_all(
-    checkpoint: Path, operation: str
-) -> None:
-    """For the optimizer's step, and to clip the gradient."""
+def ends_of_two(checkpoint: Path, kind: Kind, at: int = 1, config: Config = CONFIG) -> list[tuple[int, Size, bytes]]:
+    """Of a step on two ranks, of which the second once has no memory for an operation."""
     policies = [tiny_policy(checkpoint) for _ in range(2)]
 
-    def stepped(group: ThreadGroup) -> tuple[int, Size, bytes]:
-        policy, notes = policies[group.rank], NotedSizes()
-        placement = Ranks(group, parameters(policy))  # pyright: ignore[reportArgumentType]
-        trainer = build_trainer(policy, CONFIG, lambda: None, placement=placement)
-        batch, attempts = batch_of_step(policy), Attempts(trainer.budget, trainer.update, notes)
-        with Refusing(named(operation), times=group.rank) as card:
+    def end(group: ThreadGroup) -> tuple[int, Size, bytes]:
+        policy = policies[group.rank]
+        unused = torch.nn.Parameter(torch.zeros(UNUSED))
+        placement = Ranks(group, [*parameters(policy), unused])  # pyright: ignore[reportArgumentType]
+        trainer = build_trainer(policy, config, lambda: None, placement=placement)
+        batch, attempts = batch_of(LARGE_GROUPS, policy, config), Attempts(trainer.budget, trainer.update, NotedSizes())
+        fault = pytest.raises(NumericalFault) if config.guard.grad_norm_limit else nullcontext()
+        with Refusing(kind, at, times=group.rank) as card, fault:
             attempts.until_it_fits(0, lambda: trainer.update.apply(0, batch))
-        return card.left, notes.sizes[0], adapter_bytes(policy.adapter)
+        return card.left, trainer.budget.now, adapter_bytes(policy.adapter)
 
-    first, second = on_ranks(2, stepped)
-    assert first == second and first[0] == 0 and first[1] != Budget.of(CONFIG.batch).limit
+    return on_ranks(2, end)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "config"),
+    [
+        (lambda func, args: named("zeros_like")(func, args) and args[0].shape == UNUSED, 1, CONFIG),
+        (lambda func, args: named("_to_copy")(func, args) and args[0].shape == UNUSED, 1, CONFIG),
+        (named("empty_like"), 1, CONFIG),
+        (named("linalg_vector_norm"), 1, CONFIG),
+        (named("_foreach_norm"), 1, CONFIG),
+        (named("_foreach_norm"), 3, structs.replace(CONFIG, growth=GrowthConfig(max_prompts=8))),
+        (named("_foreach_norm"), 3, structs.replace(CONFIG, guard=GuardConfig(grad_norm_limit=1e-6))),
+    ],
+    ids=["no gradient", "sum", "optimizer", "norm of one", "norm", "norm of the groups' sum", "norm of a sample alone"],
+)
+def test_memory_that_one_rank_lacks_after_its_micro_batches_repeats_the_step_on_all(
+    checkpoint: Path, kind: Kind, at: int, config: Config
+) -> None:
+    """The norms before: of two groups; of a gradient that is refused, and of the same once more."""
+    first, second = ends_of_two(checkpoint, kind, at, config)
+    assert first == second and first[0] == 0 and first[1] != Budget.of(config.batch).limit
 
 
 def test_the_largest_step_is_tried_again_by_all_ranks(checkpoint: Path) -> None:
