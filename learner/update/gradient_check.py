@@ -2,8 +2,9 @@
 
     refused: loss or norm not finite;  norm > L (absolute);  norm > F x median of the last W norms, once there are 8
 
-The norms are those before clipping, of updates that were applied and had a token that teaches. They decide what is
-trained on, so they are part of a checkpoint: a resumed or replayed run judges every step as the undisturbed one did.
+The norms are those before clipping, of updates that were applied and had a token that teaches and a norm above 0. They
+decide what is trained on, so they are part of a checkpoint: a resumed or replayed run judges every step as the
+undisturbed one did.
 
 A fault names the sample that caused it. The loss is a sum over tokens with weights computed before, so the gradient of
 the step is the sum of its samples' gradients: each sample's own gradient shows whether it is not finite or too large.

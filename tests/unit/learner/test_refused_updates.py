@@ -20,7 +20,7 @@ from learner.update.update import Update, WeightsNotFinite
 from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from tests.support.fakes import OverflowOnTheWayBack, tiny_group, tiny_policy
-from tests.support.steps import idle_samples, never_stepped, step_batch, teaching_samples, update_of
+from tests.support.steps import idle_samples, later_pass, never_stepped, step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -208,6 +208,18 @@ def test_steps_that_only_have_a_kl_do_not_make_the_next_one_that_teaches_a_spike
     assert min(norms) > config.guard.spike_factor * max(idle_norms) > 0
     assert list(update.norms.recent) == norms
     assert update.apply(2 + FEWEST, teaches).grad_norm > 0
+
+
+def test_a_gradient_of_zero_is_none_of_the_norms_that_the_guard_compares(checkpoint: Path) -> None:
+    """All tokens are so far from the policy before that clipping takes the gradient of each."""
+    config = config_for()
+    update, batch = update_of(tiny_policy(checkpoint), config), batch_of(config)
+    old, signs = update.forward_pass.old(batch.used).by_sample, {s.sample.name: s.sample.advantage for s in batch.used}
+    far = {name: logprobs - (2.0 if signs[name] > 0.0 else -2.0) for name, logprobs in old.items()}
+    stats = later_pass(update, batch, far)
+    assert stats.grad_norm == 0.0 and stats.loss != 0.0 and stats.clipped.all() and not update.norms.recent
+    norm = later_pass(update, batch, {**old}).grad_norm
+    assert list(update.norms.recent) == [norm] and norm > 0.0
 
 
 @pytest.mark.parametrize("folder", ["runs/first", "my runs/it's one"])
