@@ -66,6 +66,9 @@ class Watcher(App[None]):
 
     def look(self) -> None:
         """At what is new, if the newest step is what is shown."""
+        if not self.query("#title"):
+            # The timer may tick once more when the program ends, after its widgets have gone.
+            return
         steps = self.shown.rollouts.steps()
         if steps and self.follows and self.step != steps[-1]:
             self.go(steps[-1], 0, 0)

@@ -81,6 +81,15 @@ def driven(made: RunDir, script: Callable[[Any, Any], Coroutine[Any, Any, None]]
 
 
 @installed
+def test_a_look_after_the_widgets_have_gone_is_none(made: RunDir) -> None:
+    async def script(app: Any, pilot: Any) -> None:
+        await app.query("*").remove()
+        app.look()
+
+    driven(made, script)
+
+
+@installed
 def test_keys_go_through_steps_groups_and_answers(made: RunDir) -> None:
     async def script(app: Any, pilot: Any) -> None:
         assert (app.step, app.number, app.sample) == (2, 0, 0) and app.follows
