@@ -87,10 +87,11 @@ class VLLMServer:
 
     def check(self) -> None:
         """ConfigError unless the run can be sampled there. Called again after it was away: it may be another one."""
-        if self.adapter:
-            self.files.remove(self.adapter)
-        self.adapter = None
         self.base = self.served_model()
+        if self.adapter:
+            # A server that was only silent still has it.
+            self.drop(self.adapter)
+        self.adapter = None
         ids = plain_words(self.needs.spelling, self.needs.vocabulary)[: self.needs.tokens - 1]
         self.check_tokens(ids)
         if self.needs.temperature != 1.0:
@@ -148,7 +149,7 @@ class VLLMServer:
 
     def install(self, version: int, adapter: bytes) -> None:
         """This adapter from now on, under a new name; the one before is unloaded."""
-        # Without a reply the old one stays here, and `check` removes its folder.
+        # Without a reply the old one stays here, and `check` drops it.
         old = self.adapter
         self.adapter = self.loaded(version, adapter)
         if old:

@@ -112,6 +112,16 @@ def test_a_completion_that_was_given_up_is_asked_for_again(server: ServedEngine,
         one.draw([1, 2], 3, 1.0, 8)
 
 
+def test_a_server_that_was_only_silent_keeps_no_old_adapter(server: ServedEngine, tmp_path: Path) -> None:
+    one = line_to(server.url, tmp_path, needs()).server
+    one.check()
+    one.install(1, one.probe())
+    (old,) = [name for name in server.adapters if name.startswith("policy-1")]
+    one.check()
+    assert old not in server.adapters and one.adapter is None
+    assert list(tmp_path.rglob("policy-*")) == []
+
+
 def test_the_command_has_all_that_is_checked() -> None:
     command = needs(serves="/base", rank=32, tokens=700).command
     assert command == (
