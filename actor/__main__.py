@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
         check_folder(files["key"].parent)
     key = join(found, config.link.silence_s) if found else load_actor_key(files["key"])
     endpoint = arguments.connect or dial_address(config.link, arguments.run)
-    elsewhere = is_elsewhere(arguments)
+    elsewhere = may_be_remote(arguments)
     # Without a run directory, the actors of this machine share the lease file beside their common config.json.
     lease = None if elsewhere else files.get("lease", files["config"].with_name("lease"))
     with stacks_of(arguments) as stacks:
@@ -100,7 +100,7 @@ def main(arguments: argparse.Namespace) -> None:
         serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, passes, beside_learner=beside_learner)
 
 
-def is_elsewhere(arguments: argparse.Namespace) -> bool:
+def may_be_remote(arguments: argparse.Namespace) -> bool:
     """Whether it sees the run's folder from another machine than the learner's, as far as one can know."""
     return bool(arguments.run and arguments.connect)
 

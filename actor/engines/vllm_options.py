@@ -16,10 +16,10 @@ Between two orders vLLM gives back as little as makes room for the learner (size
     weights   n *  context                 + learner <= card - margin     sleep level 1: weights wait in host memory
     stop                                     learner <= card - margin     the engine ends and is built again
 
-Where the learner is on another card, the actor whose turn it is takes its place, and n counts the others: a single
-actor keeps everything. On a CPU there is no card memory to give back. Left out: level 2
-of vLLM's sleep, which loses the adapter and the scales of NF4 codes. This module does not import vLLM; the version
-check reads installed metadata alone.
+Where the learner is on another card, an actor makes room for one other actor that decodes, in place of the learner,
+and n counts those that wait: a single actor keeps everything. On a CPU there is no card memory to give back. Left out:
+level 2 of vLLM's sleep, which loses the adapter and the scales of NF4 codes. This module does not import vLLM; the
+version check reads installed metadata alone.
 """
 
 import importlib.metadata
@@ -155,7 +155,7 @@ class EngineMemory:
 
 def plan_give_back(card: int, learner: int, engine: EngineMemory, actors: int) -> GiveBack:
     """The least that makes room for a learner of this size. actors: of the card; each gives back the same. Where the
-    learner is on another card: learner is the actor whose turn it is, and actors are the others."""
+    learner is on another card, `learner` is the size of the actor that decodes, and `actors` counts those that wait."""
     room = card - MARGIN_BYTES - learner
     if actors * engine.awake <= room:
         return "nothing"

@@ -31,7 +31,7 @@ from actor.scoring.worker import (
     limit_memory,
     reset,
 )
-from actor.verifiers.reward_function import in_words, lost
+from actor.verifiers.reward_function import in_words, relative_path_advice
 from actor.verifiers.verdict import one_line
 from protocol.plain_text import for_wire
 from shared.config.environment import EnvironmentConfig
@@ -190,7 +190,7 @@ def answer(environment: Environment | Agent, call: Call) -> Answer:
     except Exception as error:
         # The log gets the traceback, the verdict its last line.
         traceback.print_exc()
-        return Broken(note=one_line(f"The environment raised {in_words(error)}{lost(error)}."))
+        return Broken(note=one_line(f"The environment raised {in_words(error)}{relative_path_advice(error)}."))
 
 
 def opened(value: object) -> Answer:

@@ -159,7 +159,9 @@ class RewardCalls:
             # The log gets the traceback, the verdict its last line.
             traceback.print_exc()
             memory = isinstance(error, MemoryError)
-            sentence = f"The reward function raised {in_words(error)}{blamed(error, given)}{lost(error)}."
+            sentence = (
+                f"The reward function raised {in_words(error)}{blamed(error, given)}{relative_path_advice(error)}."
+            )
             raise CallFailed(sentence, out_of_memory=memory) from error
         for values in returned:
             if len(values) != len(jobs):
@@ -235,8 +237,8 @@ def as_float(value: Real) -> float:
         return math.inf
 
 
-def lost(error: BaseException) -> str:
-    """Where a file was looked for by a relative path, as the end of a sentence; empty for other errors, and for a
+def relative_path_advice(error: BaseException) -> str:
+    """The end of a sentence about a file that was not found by a relative path; empty for other errors, and for a
     program that is not there, whose name is a bare word."""
     name = error.filename if isinstance(error, FileNotFoundError) else None
     is_relative = isinstance(name, str) and not Path(name).is_absolute() and re.search(r"[./]", name)

@@ -240,7 +240,7 @@ def phase_of(process: Process, peak: Peak, work: CardWork) -> Phase:
     cached = max(0, peak.reserved - size_of(items))
     without_base = {name: amount for name, amount in items.items() if name not in BASE}
     borrows = work.compute.residency == "shared" and work.shares_card
-    if waits and not borrows and work.compute.gives_way(process):
+    if waits and not borrows and work.compute.swaps_base(process):
         items, cached = without_base, 0
     elif process == "actor" and borrows:
         items = without_base

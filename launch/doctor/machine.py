@@ -124,7 +124,7 @@ def waiting_bytes(machine: Machine, shape: ModelShape) -> int:
     cached = cached_base_bytes(machine, shape)
     base = max(cached.values()) if model.dequantize == "once" else cached[model.quantization]
     actors = compute.actors if actor.engine == "hf" else 0
-    return base * (compute.gives_way("learner") + actors * compute.gives_way("actor"))
+    return base * (compute.swaps_base("learner") + actors * compute.swaps_base("actor"))
 
 
 def reads_dense_base(machine: Machine) -> bool:

@@ -209,7 +209,7 @@ def following(run: RunDir, config: Config, beat: Beat = lambda phase: None) -> I
 
 
 def beside(compute: ComputeConfig) -> ComputeConfig:
-    """It computes where an actor does, and is never to be in its way."""
+    """The evaluator computes on the actors' card and leaves it free between turns."""
     return structs.replace(compute, residency="swap", learner_card=compute.actor_card)
 
 

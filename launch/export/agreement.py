@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from launch.export.folders import ADAPTER_CONFIG, Form, TrainedPolicy
+from launch.export.folders import Form, TrainedPolicy
 from launch.export.weights import Deltas, merged_weights
+from learner.durable.find_adapter import ADAPTER_CONFIG
 from learner.durable.state import ADAPTER
 from shared.base.cache import CachedBase
 from shared.base.load import load_policy

@@ -112,7 +112,8 @@ def run_export(
 
 def base_without_path(export: Export) -> Iterator[str]:
     """What to know of a pushed adapter whose base is on this machine; nothing for others."""
-    from launch.export.folders import ADAPTER_CONFIG, is_local, public_base
+    from launch.export.folders import is_local, public_base
+    from learner.durable.find_adapter import ADAPTER_CONFIG
 
     path = export.config.model.path
     if export.form == "peft" and is_local(path):

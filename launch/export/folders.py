@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
+from learner.durable.find_adapter import ADAPTER_CONFIG
 from learner.durable.state import ADAPTER
 from learner.tasks.sources import is_file_name, local
 from shared.base.cache import DIGESTS, CachedBase
@@ -35,7 +36,6 @@ from shared.run.evaluation import Evaluation
 from shared.run.run_dir import RunInfo
 
 Form = Literal["peft", "merged", "gguf-ready"]
-ADAPTER_CONFIG = "adapter_config.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)( [\w.-]+)?")

@@ -334,7 +334,7 @@ class MemoryBesideCard:
 
 
 def memory_beside_card(shape: ModelShape, lora_rank: int, parallel: Parallel, waiting: int = 0) -> MemoryBesideCard:
-    """waiting: bytes of the bases that wait there between turns."""
+    """waiting: bytes of the bases that wait in host memory between turns."""
     stepped = STEPPED_COPIES * adapter_bytes(lora_rank, shape) if parallel == "zero2" else 0
     started = 2 * CUDA_RUNTIME_BYTES + stepped + waiting
     return MemoryBesideCard(started=started, total=started + shape.file_bytes)

@@ -104,7 +104,7 @@ class RunsFolder:
         self.lock = threading.Lock()
 
     def all(self) -> list[OpenRun]:
-        """The runs that were written last come first. A name that is no UTF-8 cannot be told to a page."""
+        """The runs that were written last come first. Names that are not UTF-8 are left out: JSON cannot carry them."""
         found = [self.parent / self.single] if self.single else filter(self.is_inside, find_runs(self.path))
         with self.lock:
             return [self.known(path.name) for path in found if is_text(path.name)]

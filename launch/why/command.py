@@ -85,23 +85,11 @@ def early_end(view: RunView) -> Iterator[RunVerdict]:
     done = f"after {len(view.rows)} of {view.config.run.steps} steps"
     told = f"{done}; {goal_change(view)}" if len(view.rows) >= FEWEST else done
     if view.state == "dead":
-        yield RunVerdict(
-            name="the run was killed",
-            fault=True,
-            evidence=f"its learner is gone {told}",
-            remedy="Go on with `resume`; logs/learner.log and logs/supervisor.log may say why",
-            sure=1.0,
-            harm=0.0,
-        )
+        remedy = "Go on with `resume`; logs/learner.log and logs/supervisor.log may say why"
+        yield broken_off("the run was killed", f"its learner is gone {told}", remedy)
     elif view.state == "failed":
-        yield RunVerdict(
-            name="a process failed",
-            fault=True,
-            evidence=f"the run ended {told}",
-            remedy="Read the end of the logs in logs/, then `resume`",
-            sure=1.0,
-            harm=0.0,
-        )
+        remedy = "Read the end of the logs in logs/, then `resume`"
+        yield broken_off("a process failed", f"the run ended {told}", remedy)
     elif view.state == "stopped":
         yield fine("the run was stopped", told, "Go on with `resume`")
 
@@ -139,6 +127,10 @@ def of_few_steps(view: RunView) -> RunVerdict:
 
 def longer(view: RunView) -> str:
     return "Train further with `resume --steps`" if view.config.can_be_extended else "Begin a run of more steps"
+
+
+def broken_off(name: str, evidence: str, remedy: str) -> RunVerdict:
+    return RunVerdict(name=name, fault=True, evidence=evidence, remedy=remedy, sure=1.0, harm=0.0)
 
 
 def fine(name: str, evidence: str, remedy: str) -> RunVerdict:

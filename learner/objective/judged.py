@@ -106,7 +106,7 @@ class Judge:
         )
 
     def differs(self, group: Group, kept: np.ndarray, weighted: Sequence[RewardPart], total: np.ndarray) -> bool:
-        """Whether the kept samples' scores or rewards do. `gdpo` normalises every part for itself: it may find an
+        """Whether the kept samples' scores or rewards do. `gdpo` normalises each part separately: it may find an
         advantage where their sum is the same, and none where it is not."""
         shaped = self.reward.shaped_groups == "train"
         if self.reward.advantage == "gdpo" and (shaped or self.verifier.adds_up_rewards):

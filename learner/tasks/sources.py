@@ -86,7 +86,7 @@ def known(source: str) -> Known:
 
 
 def local(source: str) -> Path:
-    """Of a file or folder, if it is one. Unlike Path's, this expansion leaves a user alone who has no home."""
+    """Its path with `~` expanded, if it is a file or folder. Unlike Path.expanduser, no error without a home."""
     return Path(os.path.expanduser(source))
 
 

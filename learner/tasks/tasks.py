@@ -137,8 +137,8 @@ def told_prompts(
     found: dict[bytes, np.ndarray] = {}
     for task in tasks:
         if task.prompt_ids.tobytes() not in found:
-            told = task.columns.get(SYSTEM, config.system_prompt)
-            system = "\n".join(filter(None, (told, filled_in(text, task.columns))))
+            own = task.columns.get(SYSTEM, config.system_prompt)
+            system = "\n".join(filter(None, (own, filled_in(text, task.columns))))
             ids = prompter.prompt_ids(task.columns["question"], system, shots)
             found[task.prompt_ids.tobytes()] = np.array(ids, dtype=np.int32)
     return found

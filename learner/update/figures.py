@@ -57,8 +57,9 @@ class Gradient:
     """Part of the loss."""
 
     @property
-    def teaches(self) -> bool:
-        """Whether the objective has a part in it. A minibatch may have no selected token, or only masked samples."""
+    def has_objective(self) -> bool:
+        """Whether a token carries gradient of the objective, not only of a KL. A minibatch may have no selected token,
+        or only masked samples."""
         return any(bool(part.terms.shares.any()) for part in self.parts)
 
 

@@ -183,7 +183,7 @@ class Update:
         rate = self.optimizer.step(step)
         # The gradient of a KL alone is so small that beside it the next one that teaches would look like a spike.
         # One of zero would turn the guard off, once more than half of the window are.
-        if gradient.teaches and gradient.norm > 0.0:
+        if gradient.has_objective and gradient.norm > 0.0:
             self.norms.applied(gradient.norm)
         return gathered(gradient, rate)
 

@@ -111,11 +111,11 @@ class Entry:
 
 
 def registered(num_bytes: int) -> torch.Tensor:
-    """What PyTorch's own allocator pins is rounded up to a power of two, up to twice the base."""
+    """Pinned where it is. PyTorch's own allocator rounds up to a power of two, up to twice the base."""
     cuda: Any = torch.cuda.cudart()
     block = torch.empty(num_bytes, dtype=torch.uint8)
     if code := int(cuda.cudaHostRegister(block.data_ptr(), num_bytes, 0)):
-        # CUDA remembers the error, and would say it of the next kernel.
+        # CUDA keeps the error and would report it for the next kernel: this one.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda").add_(1)
         raise RuntimeError(f"CUDA error {code}")
@@ -124,7 +124,7 @@ def registered(num_bytes: int) -> torch.Tensor:
 
 
 def allocated(num_bytes: int) -> torch.Tensor:
-    """By PyTorch, which may do what registering may not."""
+    """Pinned by PyTorch, for systems that forbid registering."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
@@ -229,7 +229,7 @@ def residency_of(
     is not waits in host memory, which takes no more of the card."""
     if isinstance(shared, Borrower):
         return Borrowed(policy, shared)
-    leaves = compute.gives_way(role) and not shared and policy.device.type == "cuda"
+    leaves = compute.swaps_base(role) and not shared and policy.device.type == "cuda"
     return Swapped(policy, PINS) if leaves else Resident(policy)
 
 

@@ -110,8 +110,8 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
         """Whether other processes of the run take turns with this one on its card."""
         return self.learner_card == self.actor_card or (role == "actor" and self.actors > 1)
 
-    def gives_way(self, role: Literal["learner", "actor"]) -> bool:
-        """Whether a base of its own waits in host memory between turns; where one was to be shared, so does each."""
+    def swaps_base(self, role: Literal["learner", "actor"]) -> bool:
+        """Whether its own base waits in host memory between turns. With `shared`: if it cannot be shared."""
         return self.residency in ("swap", "shared") and self.shares_card(role)
 
     @property

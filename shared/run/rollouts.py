@@ -123,7 +123,7 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
         return [turn.sampled for turn in self.turns for _ in range(turn.tokens)]
 
     def own(self, values: Values | None) -> Values:
-        """[T] the same, but None where an environment put the token: 0 there would be a certain one."""
+        """[T] the same, but None where an environment put the token: 0 there would read as probability 1."""
         pairs = zip(values or [None] * len(self.ids), self.sampled(), strict=False)
         return [value if sampled else None for value, sampled in pairs]
 

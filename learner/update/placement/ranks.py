@@ -194,7 +194,7 @@ class Ranks:
         done = packed_or_out_of_memory(mine, work, form)
         if self.in_step:
             self.wait_in_step(places, lambda: work(cuts[-1]))
-        told = self.told(done)
+        told = self.exchanged(done)
         found = {n: form.unpack(tensors) for data in told for n, tensors in unpacked(data).items()}
         return [found[n] for n in range(len(cuts))]
 
@@ -215,11 +215,11 @@ class Ranks:
         done: list[Done] = []
         with suppress(torch.OutOfMemoryError):
             done.append(work())
-        self.told(FITS if done else OUT_OF_MEMORY)
+        self.exchanged(FITS if done else OUT_OF_MEMORY)
         return done[0]
 
-    def told(self, mine: bytes) -> list[bytes]:
-        """By each rank; OutOfMemoryError on all of them if memory ran out on one."""
+    def exchanged(self, mine: bytes) -> list[bytes]:
+        """What each rank has; OutOfMemoryError on all of them if memory ran out on one."""
         told = self.group.gathered(mine)
         if OUT_OF_MEMORY in told:
             raise torch.OutOfMemoryError(f"rank {told.index(OUT_OF_MEMORY)} of the learner ran out of memory")

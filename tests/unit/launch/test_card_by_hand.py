@@ -217,14 +217,14 @@ def test_a_waiting_base_is_counted_where_the_process_keeps_it(
     peaks = [Peak(name=name, items={NF4: GIB, LORA: 1}, reserved=GIB + 1) for name in ("load", WAITING)]
     shares = actor_card == 0 or (role == "actor" and actors > 1)
     borrows = residency == "shared" and actor_card == 0
-    assert work.compute.gives_way(role) == (shares and residency != "release")
+    assert work.compute.swaps_base(role) == (shares and residency != "release")
     keeps = shares and residency == "release" if not borrows else role == "learner"
     assert (NF4 in phases_of(role, peaks, work)[-1].items) == keeps
 
 
 def test_an_evaluator_gives_way_to_the_actors_of_its_card() -> None:
     for compute in (ComputeConfig(), ComputeConfig(actor_card=1), ComputeConfig(learner_card=2, residency="shared")):
-        assert beside(compute).gives_way("actor")
+        assert beside(compute).swaps_base("actor")
 
 
 @pytest.mark.parametrize(

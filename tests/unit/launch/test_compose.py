@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from actor.__main__ import is_elsewhere
+from actor.__main__ import may_be_remote
 from actor.__main__ import parse as parse_actor
 from launch.cli import parse
 from shared.config.load import apply_override, resolve
@@ -190,7 +190,7 @@ def test_the_actor_waits_for_a_healthy_learner_unless_that_waits_for_it(services
 
 def test_an_actor_on_the_card_of_the_learner_may_share_its_base(services: dict[str, Any]) -> None:
     arguments = parse_actor(services["actor-gpu"]["command"])
-    assert arguments.run == Path("/run/tandem") and not is_elsewhere(arguments)
+    assert arguments.run == Path("/run/tandem") and not may_be_remote(arguments)
 
 
 # A line of /proc/net/tcp: slot, local address, remote address, state, and more.
