@@ -33,7 +33,7 @@ from benchmarks import parity_reward
 from benchmarks.machine import write_result
 from benchmarks.process_tree import Watched, run_watched
 from benchmarks.student import mean_interval, ratio_interval
-from benchmarks.time_to_reward import trl_command
+from benchmarks.time_to_reward import environment_of, trl_command
 from launch.presets.load import load_config
 from learner.tasks.tasks import load_rows
 from shared.base.cache import cached_base, dense_base
@@ -43,7 +43,6 @@ from shared.config.data import TasksConfig
 from shared.config.tree import Config
 from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import THINKING, load_tokenizer, special_ids
-from shared.process.determinism import cpu_environment
 
 Run = dict[str, Any]
 
@@ -176,16 +175,14 @@ def race(prompts: int, args: argparse.Namespace, work: Path) -> list[Run]:
 def measured(side: str, prompts: int, number: int, args: argparse.Namespace, work: Path) -> Run:
     """One run of one side."""
     out = work / f"{side}-{prompts}-{number}"
-    if side == "tandem":
-        argv, environment = tandem_argv(prompts, args, work, out), cpu_environment(args.threads, "fast")
-    else:
-        # Tandem's variables make results repeatable, which TRL does not ask for.
-        argv, environment = trl_argv(side, prompts, args, work, out), {"OMP_NUM_THREADS": str(args.threads)}
-    watched = run_watched(argv, out.with_suffix(".log"), os.environ | environment | {"HF_HUB_OFFLINE": "1"}, POLL_S)
+    ours = side == "tandem"
+    argv = tandem_argv(prompts, args, work, out) if ours else trl_argv(side, prompts, args, work, out)
+    environment = os.environ | environment_of(side, args.threads) | {"HF_HUB_OFFLINE": "1"}
+    watched = run_watched(argv, out.with_suffix(".log"), environment, POLL_S)
     if watched.code != 0:
         log = out.with_suffix(".log").read_text()
         raise SystemExit(f"{side} with {prompts} prompts ended with {watched.code}:\n{log[-3000:]}")
-    rows = tandem_rows(out) if side == "tandem" else json.loads(out.with_suffix(".json").read_text())
+    rows = tandem_rows(out) if ours else json.loads(out.with_suffix(".json").read_text())
     run = {"side": side, "prompts": prompts, "round": number, **figures_of(rows, watched, args.steps, args.tokens)}
     print(run, flush=True)
     return run
