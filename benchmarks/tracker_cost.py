@@ -8,7 +8,8 @@ priority, on a run directory into which only the steps of its blocks are written
 (SIGSTOP) with all its children, so that steps without a tracker are free of all three. Weights & Biases is offline,
 trackio keeps its data here, and the policy stays as it is (a learning rate of 1e-9), so that all steps are alike.
 
-    cost               mean step of a block, by the mean of the two blocks without a tracker around it, minus 1
+    cost               mean step of a block, by the mean of the two blocks without a tracker around it, minus 1;
+                       the mean over the blocks, with Student's 95 % interval
     processor time     of the tracker and all below it, for each of its steps; on a machine with an idle core it costs
                        a step nothing, so this is the most that it can cost
     start              the same before the first step: imports, once in a run
@@ -32,7 +33,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 from msgspec import structs
 
@@ -41,7 +41,8 @@ from actor.rollout import Rollout
 from actor.wiring import allowed_difference, build_engine
 from benchmarks.local_run import ParityScorer
 from benchmarks.machine import write_result
-from benchmarks.trust_cost import milliseconds, with_interval
+from benchmarks.student import mean_interval
+from benchmarks.trust_cost import milliseconds
 from launch.commands.in_process import LocalFiller
 from launch.presets.load import load_config
 from launch.tracking.trackers import check_tracker
@@ -245,12 +246,17 @@ def costs(blocks: Sequence[Block], kind: str) -> Iterator[float]:
             yield seconds / statistics.fmean((blocks[place - 1][1], blocks[place + 1][1])) - 1
 
 
+def cost_of(blocks: Sequence[Block], kind: str) -> dict[str, Any]:
+    """Over its blocks."""
+    found = list(costs(blocks, kind))
+    return {**mean_interval(found, digits=4), "blocks": [round(cost, 4) for cost in found]}
+
+
 def figures_of(kind: str, files: Interleaved, plain_s: float) -> dict[str, Any]:
     counted = files.counted(kind)
     each_s = counted.steps_s / counted.steps
     return {
-        "blocks": sum(tracked_by == kind for tracked_by, _ in files.blocks),
-        "cost": with_interval(np.array(list(costs(files.blocks, kind)))),
+        "cost": cost_of(files.blocks, kind),
         "processor_ms_a_step": milliseconds(each_s),
         "processor_share_of_the_machine": round(each_s / plain_s / (os.cpu_count() or 1), 4),
         "start_processor_s": round(counted.start_s, 2),

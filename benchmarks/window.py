@@ -7,8 +7,8 @@ what it costs a run that is watched.
     watched  the embedded run, in turns of TURN_S seconds: a program asks what a Monitor and a Samples page ask, nobody
              looks, Chromium shows Monitor on the same cores, nobody looks, and so on. The cost is the
              difference between the mean step of a turn and that of the next, in which nobody looks, over the latter,
-             with a 95 % interval of the paired bootstrap. The first steps, which warm up, are left out. Beside it
-             the share of all cores that the process of the page took in these turns
+             pair by pair, with Student's 95 % interval of the mean. The first steps, which warm up, are left out.
+             Beside it the share of all cores that the process of the page took in these turns
     gradio   as `page`, of an application of Gradio's own components (gradio_app.py) with as many runs: from the start
              of the process to the table, from a click to the last of TOKENS coloured tokens, memory; and the same of
              our Samples page with an answer of as many tokens
@@ -41,10 +41,10 @@ import psutil
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.machine import write_result
+from benchmarks.student import mean_interval
 from shared.run.files import LineLog
 from shared.run.metrics import MetricsLog
 from shared.run.reader import Run
-from shared.statistics import paired_bootstrap
 from tests.browser.conftest import chromium
 from tests.support.planted_runs import made_up, step_of
 from tests.support.window_runs import group, log_groups, long_run, sample, usual_run
@@ -306,15 +306,18 @@ class Tabs:
         return None if answer["stamp"] == known else answer
 
 
-def cost_of(way: str, turns: Sequence[Turn]) -> Mapping[str, float]:
+def cost_of(way: str, turns: Sequence[Turn]) -> Mapping[str, Any]:
     """Of a step, as a share of one at which nobody looks; and the processor's share, which is the most it can be where
     the cores have nothing else to do."""
     full = [turn for turn in turns if turn.steps]
     pairs = [(one, other) for one, other in pairwise(full) if (one.who, other.who) == (way, "nobody")]
-    on, off = ([fmean(turn.steps) for turn in side] for side in zip(*pairs, strict=True))
-    found, base = paired_bootstrap(on, off), fmean(off)
-    share = {"cost": found.mean / base, "low": found.low / base, "high": found.high / base}
-    return {"pairs": len(pairs), "step_s": base, **share, "processor": fmean(one.processor for one, _ in pairs)}
+    steps_s = [(fmean(one.steps), fmean(other.steps)) for one, other in pairs]
+    return {
+        "pairs_step_s": steps_s,
+        "step_s": fmean(off for _, off in steps_s),
+        "cost": mean_interval([on / off - 1 for on, off in steps_s], digits=4),
+        "processor": fmean(one.processor for one, _ in pairs),
+    }
 
 
 def main() -> None:

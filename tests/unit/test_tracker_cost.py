@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.tracker_cost import KINDS, NONE, WARM, Interleaved, costs, interleaved
+from benchmarks.student import mean_interval
+from benchmarks.tracker_cost import KINDS, NONE, WARM, Block, Interleaved, cost_of, costs, interleaved
 
 
 def test_every_block_of_a_tracker_has_one_without_on_both_sides() -> None:
@@ -19,6 +20,17 @@ def test_the_cost_is_by_the_neighbours() -> None:
     assert list(costs(blocks, "wandb")) == pytest.approx([0.1])
     assert list(costs(blocks, "trackio")) == pytest.approx([0.0])
     assert list(costs(blocks, "tensorboard")) == []
+
+
+def test_the_interval_is_student_s_of_the_blocks_and_the_blocks_are_kept() -> None:
+    blocks: list[Block] = [(NONE, 1.0)]
+    for seconds in (1.01, 0.9, 1.2, 1.0, 1.1, 0.95):
+        blocks += [("wandb", seconds), (NONE, 1.0)]
+    found = cost_of(blocks, "wandb")
+    assert found["blocks"] == [0.01, -0.1, 0.2, 0.0, 0.1, -0.05]
+    assert found == {**mean_interval(found["blocks"], digits=4), "blocks": found["blocks"]}
+    # t(0.975, 5) = 2.571; s = 0.108.
+    assert found["high"] - found["mean"] == pytest.approx(2.571 * 0.108 / 6**0.5, abs=2e-4)
 
 
 class StandIn:
