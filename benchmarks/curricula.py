@@ -4,22 +4,22 @@ All train on levels 1, 2 and 3 for STEPS steps with the preset's settings. Accur
 of completions sampled at T = 1 is beside it, but levels off below 0.90 at the preset's rate with every curriculum.
 The target is reached at the first checkpoint (one in EVERY steps) at which the mean of the last three evaluations is
 0.90; a run that never gets there counts as STEPS, which is too good a figure. Steps and seconds are compared seed by
-seed with `shuffled`. The cost of SENT's measurement is listed separately.
+seed with `shuffled`. The cost of SENT's measurement is listed separately. With --work what was measured stays in that
+folder, and the same one again continues, with the same settings.
 
-    python -m benchmarks.curricula [--seeds 0 1 2 3 4] [--work DIR]      the same DIR again continues
+    python -m benchmarks.curricula [--seeds 0 1 2 3 4] [--work DIR]
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.level_runs import measured
+from benchmarks.level_runs import kept, measured, work_folder
 from benchmarks.machine import write_result
 from benchmarks.student import mean_interval, ratio_interval
 
@@ -40,14 +40,14 @@ def main() -> None:
     """Measure, compare, write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "tandem-curricula")
+    parser.add_argument("--work", type=Path, help="folder in which the runs stay (default: a temporary one)")
     parser.add_argument("--name", default="curricula", help="of the result file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for tries on other seeds")
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
     settings = SETTINGS | dict(word.split("=", 1) for word in args.set)
-    entropy_s = measure_entropies(args.work, settings)
-    runs = [one(args.work, kind, seed, settings) for seed in args.seeds for kind in KINDS]
+    with work_folder(args.work) as work:
+        entropy_s = kept(work / "entropies-seconds.json", settings, lambda: measure_entropies(work, settings))
+        runs = [one(work, kind, seed, settings) for seed in args.seeds for kind in KINDS]
     table = {kind: summary(runs, kind) for kind in KINDS}
     print(json.dumps(table, indent=2))
     facts = {"target": TARGET, "level": HARD, "settings": settings, "semantic_entropy_s": entropy_s}
@@ -56,14 +56,11 @@ def main() -> None:
 
 def measure_entropies(work: Path, settings: dict[str, Any]) -> float:
     """Seconds that SENT's measurement took; once for all seeds."""
-    file = work / "entropies.seconds"
-    if not file.is_file():
-        keys = settings | cache(work)
-        words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        start = time.monotonic()
-        subprocess.run([sys.executable, "-m", "launch", "curriculum", "embedded", *words], check=True)
-        file.write_text(str(round(time.monotonic() - start, 1)))
-    return float(file.read_text())
+    keys = settings | cache(work)
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-m", "launch", "curriculum", "embedded", *words], check=True)
+    return round(time.monotonic() - start, 1)
 
 
 def cache(work: Path) -> dict[str, Any]:

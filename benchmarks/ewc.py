@@ -9,17 +9,16 @@ level 3 is listed beside it.
 Differences to `nothing` are intervals of one family: two figures of each of the four other arms. They are corrected for
 that (Bonferroni), so all eight are true at once with 95 %; those of single arms are not corrected.
 
-    python -m benchmarks.ewc [--seeds 0 1 2 3 4] [--work DIR]      the same DIR again continues
+    python -m benchmarks.ewc [--seeds 0 1 2 3 4] [--work DIR]      runs stay in DIR, and the same DIR again continues
 """
 
 import argparse
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.level_runs import measured
+from benchmarks.level_runs import measured, work_folder
 from benchmarks.machine import write_result
 from benchmarks.student import mean_interval
 
@@ -51,11 +50,11 @@ def main() -> None:
     """Measure, compare, write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "tandem-ewc")
+    parser.add_argument("--work", type=Path, help="folder in which the runs stay (default: a temporary one)")
     parser.add_argument("--name", default="ewc", help="of the result file")
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    runs = [one(args.work, arm, seed) for seed in args.seeds for arm in ARMS]
+    with work_folder(args.work) as work:
+        runs = [one(work, arm, seed) for seed in args.seeds for arm in ARMS]
     table = {arm: summary(runs, arm) for arm in ARMS}
     print(json.dumps(table, indent=2))
     print(

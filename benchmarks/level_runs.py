@@ -1,16 +1,18 @@
 """Runs of the embedded model whose checkpoints are judged on held-out problems of one level each.
 
 A run that was measured is kept as one JSON file in the work folder and not repeated, so a benchmark that was stopped
-continues. Runs are made one after the other, each process with one thread. Evaluated are 512 held-out problems of each
-level, one completion greedily and one at T = 1 with the same seeds for every checkpoint. Evaluation happens after the
-run and takes none of its time.
+continues; one that was kept with other settings is refused. Runs are made one after the other, each process with one
+thread. Evaluated are 512 held-out problems of each level, one completion greedily and one at T = 1 with the same seeds
+for every checkpoint. Evaluation happens after the run and takes none of its time.
 """
 
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,41 @@ PROBLEMS = 512
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 
 
+@contextmanager
+def work_folder(given: Path | None) -> Iterator[Path]:
+    """The given one, which stays, or one that ends with the call."""
+    if given:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+
+
 def measured(work: Path, name: str, overrides: Mapping[str, Any], levels: Sequence[int]) -> dict[str, Any]:
     """What a run came to, from the work folder or from doing it now."""
-    file = work / f"{name}.json"
+    settings = {**overrides, "levels": levels, "problems": PROBLEMS}
+    found = kept(work / f"{name}.json", settings, lambda: train_and_judge(work / name, overrides, levels))
+    shutil.rmtree(work / name, ignore_errors=True)
+    return found
+
+
+def kept(file: Path, settings: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
+    """What was measured with these settings: from the file, or from doing it now."""
     if not file.is_file():
-        found = train_and_judge(work / name, overrides, levels)
-        file.write_text(json.dumps(found))
-        shutil.rmtree(work / name)
-    return json.loads(file.read_text())
+        file.write_text(json.dumps({"settings": settings, "found": measure()}))
+    refuse_other_settings(file, settings)
+    return json.loads(file.read_text())["found"]
+
+
+def refuse_other_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    """What was kept must have been measured with these; a file that is not there says nothing of any."""
+    asked = json.loads(json.dumps(settings))
+    known = json.loads(file.read_text()).get("settings", {}) if file.is_file() else {}
+    differ = [key for key in asked | known if asked.get(key) != known.get(key)]
+    if differ:
+        got, expected = (", ".join(f"{key}={one.get(key)}" for key in differ) for one in (known, asked))
+        raise SystemExit(f"{file} is of a run with {got}, and this call has {expected}: give it another --work folder")
 
 
 def train_and_judge(out: Path, overrides: Mapping[str, Any], levels: Sequence[int]) -> dict[str, Any]:
@@ -51,7 +80,6 @@ def train_and_judge(out: Path, overrides: Mapping[str, Any], levels: Sequence[in
     start = rows[0]["time_s"] - rows[0]["time/step_s"]
     curriculum = [{key: row[key] for key in row if key.startswith(("curriculum/", "ewc/", "kl"))} for row in rows]
     return {
-        "overrides": dict(overrides),
         "seconds": [round(row["time_s"] - start, 3) for row in rows],
         "rows": curriculum,
         "judged": judge(out, levels),

@@ -6,7 +6,8 @@ sampled at T = 1. The differences are paired by problem; greedy and sampled are 
 of 97.5 %, as in `compare`. Minutes count from the start of the first step to the last whole step; evaluations take none
 of them. The curves are drawn beside the result file.
 
-With --work the runs stay in a folder, and a later call trains none of them again: it evaluates what has ended.
+With --work the runs stay in a folder, and a later call with the same settings trains none of them again: it evaluates
+what has ended. A run of other settings is refused.
 
     python -m benchmarks.real_model cpu_135m MODEL_FOLDER --weights bf16
     python -m benchmarks.real_model cpu_05b MODEL_FOLDER --weights bf16 --seeds 0 --minutes 60 --test --problems 320 \
@@ -18,7 +19,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.curves import picture
+from benchmarks.level_runs import refuse_other_settings, work_folder
 from benchmarks.machine import RESULTS, write_result
 from benchmarks.time_to_reward import tandem_rows
 from launch.commands.compare import LEVEL
@@ -58,10 +59,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder in which the runs stay (default: a temporary one)")
     args = parser.parse_args()
     name = args.name or f"real_model_{args.preset}"
-    if args.work:
-        args.work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [measured(seed, args, (args.work or Path(folder)) / str(seed)) for seed in args.seeds]
+    with work_folder(args.work) as work:
+        runs = [measured(seed, args, work / str(seed)) for seed in args.seeds]
     about = {"preset": args.preset, "model": args.model.name, "weights": args.weights, "set": args.set}
     print(write_result(name, about | {"minutes": args.minutes, "test_set": args.test, "runs": runs}))
     drawing = RESULTS / f"{name}.svg"
@@ -72,6 +71,7 @@ def main() -> None:
 
 def measured(seed: int, args: argparse.Namespace, out: Path) -> Run:
     """One training run and its two evaluations."""
+    note_settings(out, args)
     if not has_ended(out):
         train(out, args.preset, overrides(seed, args), args.minutes)
     rows = tandem_rows(out)
@@ -88,6 +88,16 @@ def measured(seed: int, args: argparse.Namespace, out: Path) -> Run:
     }
     print(json.dumps(run, indent=2), flush=True)
     return run | {"rewards": rewards}
+
+
+def note_settings(out: Path, args: argparse.Namespace) -> None:
+    """Beside a run that begins; one that is there already must have these."""
+    file = out.with_suffix(".json")
+    settings = {"preset": args.preset, "model": str(args.model.resolve()), "minutes": args.minutes, "set": args.set}
+    if out.is_dir():
+        refuse_other_settings(file, settings)
+    else:
+        file.write_text(json.dumps({"settings": settings}))
 
 
 def overrides(seed: int, args: argparse.Namespace) -> list[str]:

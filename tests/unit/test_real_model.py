@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.curves import HEIGHT, LEFT, TOP, WIDTH, ceiling, picture, running_means
-from benchmarks.real_model import compared, has_ended, label_of, overrides, trained_s
+from benchmarks.real_model import compared, has_ended, label_of, note_settings, overrides, trained_s
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status, Summary, write_summary
 from shared.statistics import paired
@@ -56,6 +56,24 @@ def test_only_a_run_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
         write_summary(run, Summary(status=status, steps=8, wall_s=1.0, adapter_sha256="ab" * 32))
         found.append(has_ended(run.path))
     assert found == [False, True, True]
+
+
+def test_a_run_of_a_work_folder_must_have_the_settings_of_the_call(tmp_path: Path) -> None:
+    given = {"preset": "embedded", "model": Path("m"), "set": ["optimizer.lr=1e-3"], "minutes": None}
+    out = tmp_path / "0"
+    note_settings(out, argparse.Namespace(**given))
+    RunDir.create(out, b"{}")
+    note_settings(out, argparse.Namespace(**given | {"model": Path("m").resolve()}))
+    for key, other in {"preset": "cpu_05b", "model": Path("n"), "set": [], "minutes": 5.0}.items():
+        with pytest.raises(SystemExit, match=f"0.json is of a run with {key}=.*another --work folder"):
+            note_settings(out, argparse.Namespace(**given | {key: other}))
+
+
+def test_a_run_whose_settings_nobody_noted_is_refused(tmp_path: Path) -> None:
+    RunDir.create(tmp_path / "0", b"{}")
+    with pytest.raises(SystemExit, match=r"preset=None, .* and this call has preset=embedded"):
+        args = argparse.Namespace(preset="embedded", model=Path("m"), set=[], minutes=None)
+        note_settings(tmp_path / "0", args)
 
 
 def test_the_picture_has_two_lines_for_each_run_inside_its_axes() -> None:
