@@ -15,8 +15,9 @@ until the end. An actor that lies has joined by an invitation, samples like an h
 it; its key must be revoked for that, after MOST_LIES groups at most. A lie that begins after honest groups may have
 been learned from before it was found, so there the adapters may differ: AFTER_ALL.
 
-Exit 1 if one does not pass; its runs are kept then. With `--only` other kinds keep their figures. Left out: floods,
-which tests/unit/test_flood.py has, and unauthenticated peers, which benchmarks/unauthenticated.py has.
+Exit 1 if one does not pass; its runs are kept then. With `--only` other kinds keep their figures, so each kind
+has the machine and date of its own. Left out: floods, which tests/unit/test_flood.py has, and unauthenticated peers,
+which benchmarks/unauthenticated.py has.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from msgspec.structs import replace
 from actor.rollout import Rollout
 from benchmarks.gauges import descendants, folder_mb, gauges
 from benchmarks.hostile_kinds import AFTER_ALL, KINDS, MOST_LIES, Hostile, Kind
-from benchmarks.machine import RESULTS, write_result
+from benchmarks.machine import RESULTS, machine, write_result
 from launch.commands.in_process import local_actor
 from launch.commands.run import make_run
 from launch.presets.load import load_config
@@ -190,10 +191,14 @@ def hello_for(hello: Hello, config: Config) -> Hello:
     return replace(hello, rules_digest=rules_digest(config.verifier, config.rollout, config.environment))
 
 
+def of_this_call(steps: int, found: dict[str, Any]) -> dict[str, Any]:
+    """With where and when: the file also has kinds of other calls."""
+    return {"machine": machine(), "steps": steps, **found}
+
+
 def measured_before() -> dict[str, Any]:
-    """Figures of other kinds, which stay."""
-    before = json.loads((RESULTS / "hostile_actors.json").read_text())
-    return {name: {"steps": before.get("steps"), **found} for name, found in before["kinds"].items()}
+    """Figures of other kinds, which stay with the machine and date that they have."""
+    return json.loads((RESULTS / "hostile_actors.json").read_text())["kinds"]
 
 
 def main() -> int:
@@ -211,7 +216,7 @@ def main() -> int:
         for name, kind in kinds.items():
             chosen = teaching if name in MOST_LIES else config
             found = side_by_side(folder / name, chosen, hello_for(hello, chosen), kind, honest.rollout)
-            results[name] = {"steps": args.steps, **found}
+            results[name] = of_this_call(args.steps, found)
             print(name, json.dumps(results[name]), flush=True)
             if results[name]["passed"]:
                 shutil.rmtree(folder / name)
