@@ -138,7 +138,7 @@ SPELLINGS = [
     (re.compile(r"(?<![\^_0-9A-Za-z} ])([0-9]+)\{([0-9]+)\}"), r"\1\2"),
 ]
 WRAPPING = re.compile(r"^(?:\*\*|`|\$|\\\(|\\\[|\s)+|(?:\*\*|`|(?<!\\)\$|\\\)|\\\]|[\s.,;:])+$")
-PERCENT = re.compile(r"\s*(?:\\?%|percent|pct|\\text\{ *(?:percent|%) *\})$", re.IGNORECASE)
+PERCENT = re.compile(r"\s*(?:\\?%|percent|pct|\\text\{ *(?:percent|\\?%) *\})$", re.IGNORECASE)
 DEGREES = re.compile(
     r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\text\{ *degrees? *\}|degrees?)(?:\s*(?:\\text\{)? *([CF]) *\}?)?$", re.IGNORECASE
 )

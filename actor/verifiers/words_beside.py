@@ -35,8 +35,8 @@ CHANGED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 SCALE = (
-    "hundreds?|thousands?|millions?|billions?|trillions?|dozens?|mod|modulo|factorial|squared|cubed|halves|thirds"
-    f"|{MILLIONS}"
+    "tens|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|mn|bn|trn|dozens?|mod|modulo|factorial"
+    f"|squared|cubed|halves|thirds|{MILLIONS}"
 )
 CHANGED_BEHIND = re.compile(
     r"[\s*$)}\]\\-]{0,20}+(?:text *\{ *)?(?:(?:" + SCALE + r"|plus|minus|times|divided|or (?:more|less|fewer|so)"
@@ -75,7 +75,8 @@ ENDING_PICTURES = re.compile(rf"{PICTURE}{{1,20}}+(?=(?:{PICTURE}|[ \t\r*.!]){{0
 BESIDE = 60
 NO_UNIT = re.compile(
     rf"\b(?:{SCALE}|plus|minus|times|divided|or|and|not|is|was|wrong|pi|sin|cos|tan|cot|sec|csc|log|ln|exp"
-    rf"|if|for|where|when|right|even|odd|percent|[ap]\.?m|{NOT_OR}|{SHORT_WORD})\b",
+    rf"|if|for|where|when|right|even|odd|percent|remainder|maybe|perhaps|below zero"
+    rf"|(?:than|choose) (?-i:[b-z])|(?-i:k|M)|[ap]\.?m|{NOT_OR}|{SHORT_WORD})\b",
     re.IGNORECASE,
 )
 SYNONYMS = {
@@ -124,11 +125,18 @@ FACTORS = re.compile("[b-df-hj-np-tv-z]+|[a-fw-z]+")
 BRACKETED = re.compile(r"\\text|\\frac|(?<![\^])\{|\}")
 PIECE = re.compile(r"[a-z]+|\^\{?-?[0-9]|/|[^\x00-\x7f]+")
 IN_TEXT = (
-    r"(?:\s*(?:\\text\{[^{}]*\}|\\frac(?:\{\\text\{[^{}]*\}(?:\^\{?[23]\}?)?\}){2})"
+    r"(?:\s*(?:\\text\{(?!\s*\}\s*\^)[^{}]*\}|\\frac(?:\{\\text\{[^{}]*\}(?:\^\{?[23]\}?)?\}){2})"
     r"(?:\s*\^\s*\{?-?[0-9]\}?)?\s*(?:/|\\cdot(?![A-Za-z]))?)+"
 )
 TEXT_UNIT = re.compile(rf"(?<=[0-9}})])({IN_TEXT})$")
 TEXT_UNIT_BEHIND_A_LETTER = re.compile(rf"(?<=[A-Za-z])({IN_TEXT})$")
+INSIDE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+# What \text{} may hold to be a unit: words, rates, powers, currencies. Other digits and signs make another value of the
+# number before them, as in `5\text{ to 6}` and `5\text{.5}`.
+UNIT_IN_TEXT = re.compile(
+    r"(?:[^\W\d_]|(?!\d)[\u0300-\u036f\u0900-\u0eff]|[\s()]|(?<=[^\s\d(])[.'/]|/(?=\s*(?:[hs]\b|[A-Za-z]{2}))"
+    r"|-(?=[A-Za-z]{2})|(?<=m)[23](?![0-9])|(?<=[^\s\d(])\$?\^[23]\$?|\^\\circ|\\?[$\u00a2-\u00a5\u20a0-\u20bf])*"
+)
 RATE_UNIT = re.compile(rf"(?<=[0-9}})])({RATE})$")
 LETTER = f"[A-Za-z{ACCENTED}]"
 PROSE_UNIT = re.compile(
@@ -173,6 +181,8 @@ def take_currency(value: str) -> tuple[str, str]:
 
 def is_unit(pattern: re.Pattern[str], written: str) -> bool:
     """Whether what this pattern found is a unit: behind a letter a listed one, in prose words and no product."""
+    if not all(map(UNIT_IN_TEXT.fullmatch, INSIDE_TEXT.findall(written))):
+        return False
     if pattern is TEXT_UNIT_BEHIND_A_LETTER:
         return one_spelling(written).rstrip("^23") in SYNONYMS
     if pattern is not PROSE_UNIT:

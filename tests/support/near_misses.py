@@ -89,6 +89,12 @@ NUMBERS = [
     "42bn",
     "42 dozen",
     "42 dozen eggs",
+    "42 lakh",
+    "42 crores",
+    "42 bn",
+    "42 mn",
+    "42 trn",
+    "42 tens",
     "42\u00bd",
     "42 and a half",
     "42 and one third",
@@ -219,6 +225,15 @@ BY_DESIGN = {"- 42", "42,42", "42\u00b742", "42 x 42", "42**42", "42:42"} | {
     f"42 {word} 42" for word in ("plus", "times", "mod", "divided by")
 }
 LAST_NUMBERS = [text for text in NUMBERS if text not in BY_DESIGN]
+# Behind a number in \text{}: a sign or a digit among the words, or words that are no unit.
+NO_UNITS = (
+    r" hours 30 minutes| feet 6 inches| dollars 6 cents|, 6| to 6|-6| = 6|.5|0|!|+x|/x|\%| choose 2| choose x| over 2"
+    r"| remainder 1| remainder one| less than x| below zero| maybe|k| k|M| bn| crore| lakh| tens| through 50"
+)
+UNITS = (
+    r"| K| m/s|/kg| / hour| apples/box| ft-lb|-gon| sq. in.| m2| cm^2| cm$^3$| (cm)|\$| o'clock| two-digit numbers"
+    "| negative integers| left over| feet below| ways to choose|\u20ac|\u5143| \u0915\u093f.\u092e\u0940."
+)
 FORMULAS = [
     (r"42 \text{ million}", "42"),
     (r"42 \text{ thousand}", "42"),
@@ -226,6 +241,11 @@ FORMULAS = [
     (r"42\text{ is wrong}", "42"),
     (r"42 million", "42"),
     (r"42 dozen", "42"),
+    *[(rf"42\text{{{text}}}", "42") for text in NO_UNITS.split("|")],
+    (r"42\text{}^2", "42"),
+    (r"42\text{ }^2", "42"),
+    (r"42\mathrm{k}", "42"),
+    (r"x\text{ cm 3}", "x"),
     (r"42 or more", "42"),
     (r"42 \text{ or more}", "42"),
     (r"42 pi", "42"),
@@ -367,4 +387,6 @@ RIGHT_FORMULAS = [
     (r"2\sin x", "2 sin x"),
     (r"\text{c++}", r"\text{C++}"),
     ("42 pi", r"42\pi"),
+    (r"42\text{\%}", r"42\%"),
+    *[(rf"42\text{{{text}}}", "42") for text in UNITS.split("|")],
 ]
