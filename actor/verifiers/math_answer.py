@@ -44,6 +44,7 @@ from actor.verifiers.answer_parts import (
     named_one_by_one,
     named_parts,
     one_name,
+    out_of_order,
     points,
     sides,
     split,
@@ -220,7 +221,7 @@ class Comparison:
             and (len(given_sides) == 1 or (name and one_name(given_sides[0], gold_sides[0])))
         ):
             gold_sides = gold_sides[1:]
-        elif len(gold_sides) == 1 and name and "," in given_sides[0] and "," not in gold:
+        elif len(gold_sides) == 1 and name and "," in given_sides[0] and ("," not in gold or out_of_order(name[0])):
             return False
         if len(gold_sides) == 1:
             named = len(given_sides) > 1 and (name or ASKED_FOR.fullmatch(given_sides[0]))

@@ -41,8 +41,8 @@ COMPUTES = re.compile(
 )
 # What may touch a number: a word only behind a blank, of signs only those that leave its value as it is.
 BEFORE = re.compile(
-    r"(?:^|[A-Za-z][ \t\u00a0\n\"'({\[*$\u20ac\u00a3\\]|[:=,.;)\"'])[ \t\u00a0\n*$\u20ac\u00a3\\({\[\"']*$"
-    r"|(?:^|=)[ \t*$(]*\+[ \t$]*$"
+    r"(?:^|[A-Za-z][ \t\u00a0\n\"'({\[*$\u20ac\u00a3\\]|[:,.;)\"']|(?<![<>!])=)[ \t\u00a0\n*$\u20ac\u00a3\\({\[\"']*$"
+    r"|(?:^|(?<![<>!])=)[ \t*$(]*\+[ \t$]*$"
 )
 TWICE = re.compile(r"[=(]")
 SIDE_BY_SIDE = re.compile(r"[0-9]\s+[0-9]")

@@ -46,7 +46,9 @@ CHANGED_BEHIND = re.compile(
 )
 # Signs that change a number behind them. What may be behind one: a short unit, a rate, closing signs, then a word or
 # nothing.
-SIGN_BEFORE = re.compile("[<>~!\u00ac\u2010-\u2014\u2200-\u22ff\uff0d]\\s?$|[0-9][a-z] ?[-+*/] ?$")
+SIGN_BEFORE = re.compile(
+    "(?:[<>~!\u00ac\u00b1\u2010-\u2014\u2200-\u22ff\uff0d]|[<>!]=|\\+/-?)\\s?\\+?\\s?$|[0-9][a-z] ?[-+*/] ?$"
+)
 SHORT_UNITS = (
     "(?:km|cm|mm|m|ft|in)(?:[\u00b2\u00b3]|\\^[23])"
     "|km|cm|mm|m|kg|mg|g|lbs?|oz|ft|in|ml|l|hrs?|h|mins?|s|mph|am|pm|st|nd|rd|th|cents?|dollars?"
