@@ -9,12 +9,13 @@ never closed, so nothing after it counts. The final answer of a mathematical tex
     4  the last formula ($...$, \(...\), \[...\]) or number
 
 The last one of its kind counts, so a text may correct itself. Everything listed beside it is part of the answer
-(`\boxed{41} or \boxed{42}`, `is 42. Actually 7`). The answer is then a list, and no list equals a single gold answer.
-The same goes for what takes the answer back: `is wrong`, another `Answer:`, or what follows `Actually`. A formula is
-taken whole, with or without dollar signs: no number is taken out of `\sqrt3`. Notes of a calculator, as GSM8K has them
-(`<<9*2=18>>18`), are left out. By design, the last number of a text
-without any of these is its answer, wherever it is (`See page 42`), unless the words or signs beside it deny or change
-it (words_beside.py). Every pattern runs in linear time.
+(`\boxed{41} or \boxed{42}`, `\boxed{41} or 42`, `is 42. Actually 7`). The answer is then a list, and no list equals a
+single gold answer. The same goes for what takes the answer back: `is wrong`, another `Answer:`, or what follows
+`Actually`. What changes a box is read with it: `-\boxed{42}`, `\boxed{42} million`, `not \boxed{42}`. On the line of
+`####`, the answer may be in a box or behind `Answer:`. A formula is taken whole, with or without dollar signs: no
+number is taken out of `\sqrt3`. Notes of a calculator, as GSM8K has them (`<<9*2=18>>18`), are left out. By design, the
+last number of a text without any of these is its answer, wherever it is (`See page 42`), unless the words or signs
+beside it deny or change it (words_beside.py). Every pattern runs in linear time.
 """
 
 import re
@@ -23,6 +24,8 @@ from actor.verifiers.answer_text import in_ascii, undoubled
 from actor.verifiers.words_beside import (
     BEHIND,
     BESIDE,
+    BOX_CHANGED_BEFORE,
+    BOX_CHANGED_BEHIND,
     CHANGED_BEFORE,
     CHANGED_BEHIND,
     PICTURE,
@@ -83,10 +86,27 @@ BETWEEN_LISTED = re.compile(
     r"(?:\\[(\[])?\s*+(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*+=\s*+)?",
     re.IGNORECASE,
 )
-DENIED = re.compile(r"[\s$*)\\\]]*+(?:is|was)(?:n't|\s++(?:not|wrong|incorrect|false))\b[^.\n]*+", re.IGNORECASE)
+DENIED = re.compile(
+    r"[\s$*)\\\]]*+(?:[.,;!?][\s$*)\\\]]*+(?:that|this|which)\s++(?=(?:is|was)(?:\s++(?:wrong|incorrect|false)"
+    r"|(?:n't|\s++not)\s++(?:right|correct|(?:the|my) (?:right |correct |final )?answer))\b))?"
+    r"((?:is|was)(?:n't|\s++(?:not|wrong|incorrect|false))\b[^.\n]*+)",
+    re.IGNORECASE,
+)
+OR_NUMBER = re.compile(
+    rf"(?:[ \t*$),]|\\[)\]])*+(?:or|ou|oder|\\text *\{{ *or *\}}) *+(?:[$*]|\\[(\[])*+({PLAIN_NUMBER.pattern})(?<!%)"
+    r"(?=(?:[ \t*$)]|\\[)\]])*+(?:[.,;!?\n]|$))",
+    re.IGNORECASE,
+)
 TAKEN_BACK = re.compile(r"\b(?:actually|correction|wait|sorry|oops|on second thought)\b", re.IGNORECASE)
 VALUE_AHEAD = re.compile(r"[\s:*]*+(?:[A-Za-z]\s*=)?[\s$(\\]*+[-+]?[0-9.$\\]")
 NAMES_A_VALUE = re.compile(r"(?<!\\)(?<![A-Za-z])[0-9A-Za-z]|\\(?!boxed|fbox)[A-Za-z]")
+DIGITS = re.compile("[0-9.,]+")
+LEAD_IN = re.compile(r"[\s*]*+(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\b[\s,:*]*+)*+", re.IGNORECASE)
+# On the line of `####`, beside a box: words and their signs, but nothing else that may be an answer.
+WORDS_BESIDE_A_BOX = re.compile(
+    r"(?:[\s*$(){}\[\]\\,.:!^%/-]|(?!(?:and|or|et|ou|und|oder)\b)[^\W\d_]{2,}+|(?![a-z])[^\W\d_]|[a-z] *+=)*+",
+    re.IGNORECASE,
+)
 A_NAME = re.compile(r"[A-Za-z]{1,8}(?:_\{?[0-9A-Za-z]\}?)?(?:\([a-z]\))?")
 
 
@@ -140,9 +160,20 @@ def boxed_answers(text: str) -> list[str]:
     if not found:
         return []
     end = found[-1][1]
-    denied = DENIED.match(text, end)
-    said = [found[-1][2] + " " + denied[0]] if denied else last_listed(text, found)
+    denied, other = DENIED.match(text, end), OR_NUMBER.match(text, end)
+    read = [(*span[:2], with_what_changes(text, span)) for span in found]
+    said = [found[-1][2] + " " + denied[1]] if denied else last_listed(text, read) + ([other[1]] if other else [])
     return list(dict.fromkeys(said + later(text[end:])))
+
+
+def with_what_changes(text: str, box: Span) -> str:
+    r"""The content of a box, read with the text around it if that changes it: `-\boxed{3}` is -3."""
+    start, end, content = box
+    before = text[max(0, start - BESIDE) : start]
+    if not (BOX_CHANGED_BEFORE.search(before) or BOX_CHANGED_BEHIND.match(text, end)):
+        return content
+    plain = content if DIGITS.fullmatch(content) else f"({content})"
+    return (before + plain + text[end : end + BESIDE]).strip()
 
 
 def marked_number(text: str) -> list[str]:
@@ -156,8 +187,19 @@ def after_hashes(text: str) -> list[str]:
     _, marker, tail = text.rpartition(MARKER)
     line, _, rest = tail.partition("\n")
     is_heading = rest.strip() and HEADING.match(line.strip())
-    said = statement(line.strip()) if marker and not is_heading else []
+    said = on_line(line.strip()) if marker and not is_heading else []
     return said + later(rest) if said else []
+
+
+def on_line(line: str) -> list[str]:
+    """What a line gives as its answer, which may be in a box or follow words such as `Answer:`."""
+    found = boxes(line)
+    beside = [line[: found[0][0]], line[found[-1][1] :]] if found else []
+    if found and all(map(WORDS_BESIDE_A_BOX.fullmatch, beside)) and len(last_listed(line, found)) == len(found):
+        return boxed_answers(line)
+    lead_in = LEAD_IN.match(line)
+    marker = ANSWER.match(line, lead_in.end()) if lead_in else None
+    return statement(line[marker.end() :] if marker else line)
 
 
 def later(rest: str) -> list[str]:

@@ -34,20 +34,46 @@ CHANGED_BEFORE = re.compile(
     r"|n't)(?:\s++(?:be|equal|equals|to|the))*+[\s*$(\\]*+$",
     re.IGNORECASE,
 )
-SCALE = (
-    "tens|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|mn|bn|trn|dozens?|mod|modulo|factorial"
-    f"|squared|cubed|halves|thirds|{MILLIONS}"
-)
+SIZES = f"tens|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|mn|bn|trn|{MILLIONS}"
+SCALE = f"{SIZES}|dozens?|mod|modulo|factorial|squared|cubed|halves|thirds"
 CHANGED_BEHIND = re.compile(
     r"[\s*$)}\]\\-]{0,20}+(?:text *\{ *)?(?:(?:" + SCALE + r"|plus|minus|times|divided|or (?:more|less|fewer|so)"
     r"|and (?:a |one )?(?:half|third|quarter)|(?:is|was)(?:n't| not| wrong| incorrect| false)|pi|sin|cos|tan|log|ln"
     rf"|{NOT_OR}|{SHORT_WORD})\b|isn't|wasn't)",
     re.IGNORECASE,
 )
+NOT_EQUAL = "(?<![0-9)}])!="  # 3!=6 is an equation
 # Signs that change a number behind them. What may be behind one: a short unit, a rate, closing signs, then a word or
 # nothing.
 SIGN_BEFORE = re.compile(
-    "(?:[<>~!\u00ac\u00b1\u2010-\u2014\u2200-\u22ff\uff0d]|[<>!]=|\\+/-?)\\s?\\+?\\s?$|[0-9][a-z] ?[-+*/] ?$"
+    rf"(?:[<>~!\u00ac\u00b1\u2010-\u2014\u2200-\u22ff\uff0d]|[<>]=|{NOT_EQUAL}|\+/-?)\s?\+?\s?$"
+    r"|[0-9][a-z] ?[-+*/] ?$"
+)
+# Beside a box less counts, because the box itself says which part of a sentence is the answer: `about \boxed{3}`,
+# `\boxed{3} times`, `\boxed{3} dozen` (questions ask for dozens) and `\boxed{4} \pmod 7` are what is in the box. A dash
+# behind a word, or between blanks with no formula before it, is no minus.
+DENIED_BEFORE = (
+    r"(?:\b(?:not|never|neither|nor|except|anything but|other than|minus|negative|twice|double|half of|root of|cannot"
+    r"|nicht|pas|n\u00e3o)|n't)(?:\s++(?:be|equal|equals|to|the))*+|\\neq?(?![A-Za-z])|\\not *=|\u2260|" + NOT_EQUAL
+)
+MINUS_BEFORE = (
+    r"(?<!-)(?<![A-Za-z]{2})[-\u2212\u2013\uff0d](?:\\?[(\[$]|\{)?"
+    r"|(?:=|(?:^|[=+*/$(])\s{0,3}[0-9.]{1,20}) ?[-\u2212] |(?:\\[pm][mp](?![A-Za-z])|\u00b1) *"
+)
+FACTOR_BEFORE = r"(?:[0-9]/?|\\sqrt(?:\[[^\[\]]*\])?|\\[dtc]?frac(?:\{[^{}]*\})?)[({]?"
+BOX_CHANGED_BEFORE = re.compile(
+    rf"(?:(?:{DENIED_BEFORE})[\s*$({{}}\\]*+|{MINUS_BEFORE}|{FACTOR_BEFORE})$", re.IGNORECASE
+)
+DIGITS_BEHIND = r"[$)]?(?:(?:\.|:(?!00))?[0-9]|,[0-9]{3}(?![0-9])|\{,\}[0-9]|[\u00b2\u00b3\u00bc-\u00be])"
+FACTOR_BEHIND = (
+    r"[$)]?(?:(?-i:[kM])(?![A-Za-z])| ?/ ?[0-9(]| ?\^ ?\{? ?-?(?:[0-9]|(?-i:[a-np-z])(?![A-Za-z]))"
+    r"|\\(?:sqrt|[dtc]?frac|pi)(?![A-Za-z])| ?(?:\\times|\\cdot|\u00d7|\*) ?10 ?\^)"
+)
+BOX_CHANGED_BEHIND = re.compile(
+    rf"{DIGITS_BEHIND}|{FACTOR_BEHIND}|(?:[ \t*$)}}\]~-]|\\[,;: )\]]){{0,20}}+(?:\\text *\{{ *)?"
+    rf"(?:{SIZES}|squared|cubed|factorial|or (?:more|less|fewer|so)|(?:plus|minus|times|divided by) [$(\\]*[0-9]+"
+    r"|and (?:a |one )?(?:half|third|quarter))\b",
+    re.IGNORECASE,
 )
 SHORT_UNITS = (
     "(?:km|cm|mm|m|ft|in)(?:[\u00b2\u00b3]|\\^[23])"

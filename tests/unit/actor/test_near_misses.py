@@ -117,6 +117,123 @@ NOT_MIXED = [
     ("The answer is 3 1/2. Actually 4", "3.5"),
 ]
 
+BOXED = [
+    r"It is \boxed{18}.",
+    r"= \boxed{18}",
+    r"\boxed{18} apples",
+    r"\boxed{18}! Done",
+    r"\boxed{18} because 3 * 6 = 18",
+    r"$\boxed{18}$ dollars",
+    r"$\boxed{18}$ dozen eggs",
+    r"\boxed{18}:00 pm",
+    r"$3!\times 3!=\boxed{18}$",
+    "3!+3!+3!=18",
+    r"$\boxed{18}$ times as many",
+    r"$\boxed{18}$ feet less than 20 feet",
+    r"\boxed{18}^\circ",
+    r"$\boxed{18}^{\text{th}}$",
+    r"$\boxed{18}\text{ cm}^2$",
+    r"$\boxed{18} \pmod{20}$",
+    r"\boxed{18}/hour",
+    r"about \boxed{18}",
+    r"3 less than 21 is \boxed{18}",
+    r"$x \approx \boxed{18}$",
+    r"$x \le \boxed{18}$",
+    r"- \boxed{18}",
+    r"- $\boxed{18}$",
+    r"The final answer - \boxed{18}",
+    r"The final answer---\boxed{18}",
+    r"Step 3 - \boxed{18}",
+    r"Part 2: \boxed{18}",
+    r"$3 \cdot 6 = 18$ $\boxed{18}$",
+    r"\boxed{18}, or 18.0.",
+    r"\boxed{18}, or 1 hour and 3 quarters",
+    r"\boxed{18}. This is not the only way.",
+    r"\boxed{18}. That is correct.",
+    "\\boxed{18}\u5143",
+    r"#### \boxed{18}",
+    r"#### $\boxed{18}$",
+    r"#### **\boxed{18}**",
+    r"#### Final answer: \boxed{18}",
+    r"#### The total is $\boxed{18}$ dollars.",
+    r"#### $x = \boxed{18}$",
+    r"#### \boxed{18}\%",
+    "#### Answer: 18",
+    "#### **Final answer:** 18",
+    "#### So, the answer is 18",
+]
+NOT_BOXED = [
+    *(f"{text}\\boxed{{18}}" for text in ("-", "2", "3/", "2(", "3 - ", "x = 3 - ", "x = - ", "x-", r"\pm", "\u00b1")),
+    *(
+        f"{text} \\boxed{{18}}"
+        for text in ("not", "isn't", "cannot be", "never", "negative", "minus", r"\neq", "!=", "\u2260")
+    ),
+    *(
+        f"\\boxed{{18}}{text}"
+        for text in (
+            ",000",
+            "{,}000",
+            ".5",
+            "5",
+            ":30",
+            "k",
+            "M",
+            "^2",
+            "^{-1}",
+            "^n",
+            "/2",
+            r"\sqrt{2}",
+            r"\pi",
+            "\u00b2",
+        )
+    ),
+    *(
+        f"$\\boxed{{18}}$ {text}"
+        for text in (
+            "million",
+            r"\text{ thousand}",
+            "lakh",
+            "squared",
+            "or more",
+            "or 20",
+            "or $20$.",
+            "plus 2",
+            "and a half",
+        )
+    ),
+    r"$x=-\boxed{18}$",
+    r"\frac{\boxed{18}}{2}",
+    r"\frac{2}{\boxed{18}}",
+    r"\sqrt{\boxed{18}}",
+    r"$\boxed{18} \times 10^3$",
+    r"$\boxed{18}$ \text{ or } 20",
+    r"The answer is not \boxed{18}.",
+    r"\boxed{18}. That is incorrect.",
+    r"\boxed{18}, which is not correct.",
+    r"Is it $\boxed{18}$? This is not the answer.",
+    r"#### -\boxed{18}",
+    r"#### 17 or \boxed{18}",
+    r"#### \boxed{18} or x",
+    r"#### A or \boxed{18}",
+    r"#### \boxed{18} 20",
+    r"#### \boxed{17} then \boxed{18}",
+    r"#### \boxed{18} million",
+    r"#### not \boxed{18}",
+    "#### Answer: 18. Answer: 20",
+    "#### The answer is not 18",
+    "#### The answer is 18 million",
+    "#### 20. The answer is 18",
+]
+# What is in the box and what changes it, read together.
+READ_WITH_THE_BOX = [
+    (r"$-\boxed{5}$", "-5"),
+    (r"$x=-\boxed{5}$", "-5"),
+    (r"$x=-\boxed{-5}$", "5"),
+    (r"\boxed{1},000", "1000"),
+    (r"$\frac{\boxed{18}}{2}$", "9"),
+    (r"#### -\boxed{5}", "-5"),
+]
+
 
 def outcome(kind: VerifierKind, completion: str, gold: str, *, strict: bool) -> Outcome:
     columns = {"answer": gold}
@@ -179,3 +296,18 @@ def test_a_mixed_number_is_one_number_only_where_nothing_else_is_beside_it(kind:
     for table, right in ((MIXED, True), (NOT_MIXED, False)):
         found = [(case, outcome(kind, *case, strict=False)) for case in table]
         assert [case for case, outcome in found if (outcome is Outcome.CORRECT) != right] == []
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+def test_a_box_is_read_with_what_changes_it_beside_it(kind: VerifierKind) -> None:
+    right = [(text, "18") for text in BOXED] + READ_WITH_THE_BOX
+    assert [case for case in right if outcome(kind, *case, strict=False) is not Outcome.CORRECT] == []
+    assert [text for text in NOT_BOXED if outcome(kind, text, "18", strict=False) is Outcome.CORRECT] == []
+
+
+def test_so_it_is_where_only_a_box_counts() -> None:
+    right = [(text, "18") for text in BOXED if "boxed" in text] + READ_WITH_THE_BOX
+    boxed = [case for case in right if not case[0].startswith("#")] + [(r"\boxed{5}\sqrt{2}", r"5\sqrt{2}")]
+    assert [case for case in boxed if outcome("math", *case, strict=True) is not Outcome.CORRECT] == []
+    wrong = [text for text in NOT_BOXED if not text.startswith("#")]
+    assert [text for text in wrong if outcome("math", text, "18", strict=True) is Outcome.CORRECT] == []
