@@ -8,7 +8,7 @@ With `--listen ADDRESS` actors connect there, whatever [link] says. That is for 
 decides its address and gives it cores of its own.
 
 Starts from the last checkpoint and the journal. SIGTERM: finish the step (or drop it, if there is no actor to fill its
-orders), write a checkpoint, exit.
+orders), write a checkpoint, exit. An evaluation is given up, and the next start makes it.
 """
 
 import argparse

@@ -67,7 +67,7 @@ LEAVE_WAIT_S = 5.0
 
 
 class StopFlag:
-    """Set by SIGTERM; read after each step, and while no actor is connected."""
+    """Set by SIGTERM; read before the first step, after each, during evaluations, and while no actor is connected."""
 
     def __init__(self) -> None:
         self.raised = False
@@ -76,7 +76,7 @@ class StopFlag:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Only remembered: a step is never cut short."""
         self.raised = True
-        log.info("asked to stop: finishing this step")
+        log.info("asked to stop: finishing this step; an evaluation is left to the next start")
 
     def __call__(self) -> bool:
         return self.raised
@@ -265,12 +265,12 @@ class Session:
         self.dispatcher.end_run(LEAVE_WAIT_S)
 
     def train_until_stopped(self, report: StepReport) -> tuple[Status, int]:
-        """Status and steps done, also if there was no actor to fill the orders when the learner was asked to stop."""
+        """Status and steps done, also if the learner was asked to stop where orders can be left to the next start."""
         try:
             return self.train_and_evaluate(report)
         except Unfilled:
             done = max(self.state.publisher.versions)
-            log.info("no actor is connected: ending after step %d", done)
+            log.info("ending after step %d; the next start goes on from there", done)
             # After the last step the others have left.
             if self.ranks and done < self.model.config.run.steps:
                 self.ranks.from_first(STOPS)
@@ -285,6 +285,8 @@ class Session:
             with self.lease.hold("learner", self.dispatcher.pump):
                 self.learner.rehearsal.run()
         evaluations.begin(self.first_step)
+        if self.stop() and self.first_step < steps:
+            raise Unfilled
         done = train(self.learner.parts(report, self.lease, evaluations), self.first_step, steps)
         if done < steps:
             return "stopped", done

@@ -2,8 +2,9 @@
 # the cluster wants the node back. A run folder that is there is resumed; preset and options count for its first start,
 # as do further options in the array `settings`.
 #
-#   USR1, to this shell alone    time limit, or preemption with notice: the launcher gets TERM, finishes the step and
-#                                writes a checkpoint, and the job goes back into the queue
+#   USR1, to this shell alone    time limit, or preemption with notice: the launcher gets TERM, finishes the step (an
+#                                evaluation is given up, and the next start makes it) and writes a checkpoint, and the
+#                                job goes back into the queue
 #   TERM, to all processes       requeue, preemption without notice, scancel: the launcher has it already, and a second
 #                                one would stop it at once. So this shell only waits
 #   KILL                         some seconds after TERM (KillWait of the cluster), if a step takes longer than that:

@@ -22,7 +22,7 @@ import msgspec
 
 from learner.orders.arrived import Arrived, Delivered
 from learner.orders.order_check import OrderCheck
-from learner.orders.orders import Recorder
+from learner.orders.orders import Recorder, training_step
 from learner.orders.peers import Peer, Peers, Takers, difference
 from learner.orders.plan import Unfilled
 from protocol.access.sparse_log import SparseLog
@@ -118,13 +118,13 @@ class Dispatcher:
         self.send_queued()
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
-        """Wait until all of these are filled, and return them in the order asked for. Unfilled: the run should stop and
-        no actor is connected."""
+        """Wait until all of these are filled, and return them in the order asked for. Unfilled: the run should stop,
+        and no actor is connected, or they are of an evaluation, which the next start makes."""
         self.peers.heard_at = self.now()
         for order_id in order_ids:
             while order_id not in self.filled:
                 self.pump(self.welcome.heartbeat_s / 2)
-                if self.stop() and not self.peers.by_address:
+                if self.stop() and (not self.peers.by_address or training_step(order_id) is None):
                     raise Unfilled
                 quiet = self.now() - self.peers.heard_at
                 if quiet > self.welcome.silence_s:
@@ -151,7 +151,7 @@ class Dispatcher:
             self.accept(arrived)
         for peer in self.peers.silent():
             self.lose(peer, "was silent for too long")
-        if news or self.now() - self.looked_at >= LOOK_EVERY_S:
+        if not self.draining and (news or self.now() - self.looked_at >= LOOK_EVERY_S):
             self.send_queued()
         self.beat()
 

@@ -66,7 +66,8 @@ class BatchSize:
 
 
 class Unfilled(Exception):
-    """The run should stop, and no actor is connected that could fill the orders."""
+    """The run should stop, and these orders are left to its next start: no actor is connected that could fill them, or
+    they are those of an evaluation."""
 
 
 class OrderFiller(Protocol):

@@ -29,6 +29,7 @@ from tests.support.runs import (
     num_rows,
     processes_of,
     replayed,
+    rows,
     sets,
     start,
     summary,
@@ -160,6 +161,57 @@ def test_a_learner_that_nobody_has_joined_can_be_stopped(out: Path) -> None:
     finally:
         learner.kill()
     assert (summary(out)["status"], summary(out)["steps"]) == ("stopped", 0)
+
+
+ASKED_WHILE_IT_LOADS = """
+import logging, os, signal, sys
+from learner.__main__ import start
+
+class Asks(logging.Handler):
+    def emit(self, record):
+        if "computes with" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+logging.getLogger("learner").addHandler(Asks())
+sys.exit(start(["--run", sys.argv[1]]))
+"""
+
+
+def test_a_learner_that_is_asked_to_stop_while_it_loads_begins_no_step(out: Path) -> None:
+    """In a warm start, since its orders are filled without an actor."""
+    assert launch("sft", "embedded", "--prepare", "--out", out, *sets(FEW)).returncode == 0
+    argv = [sys.executable, "-c", ASKED_WHILE_IT_LOADS, str(out)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (summary(out)["status"], summary(out)["steps"], num_rows(out)) == ("stopped", 0, 0)
+
+
+def test_an_evaluation_that_was_given_up_is_made_by_the_next_start(out: Path) -> None:
+    """At the base, between two steps, and at the end."""
+    words = ["run", "embedded", "--out", out, *sets(FEW | {"run.steps": 2, "eval.problems": 64, "eval.every": 1})]
+    for steps, label in enumerate(("base", "step-000001", "final")):
+        launcher = start(*words)
+        wait_until_logged(out, launcher, f"evaluates the {label} policy", "joined: hf engine")
+        launcher.send_signal(signal.SIGTERM)
+        ended(launcher)
+        assert (summary(out)["status"], summary(out)["steps"], num_rows(out)) == ("stopped", steps, steps)
+        assert not (out / "eval" / f"{label}.json").exists()
+        words = ["resume", out]
+    assert launch("resume", out).returncode == 0
+    assert (summary(out)["status"], summary(out)["steps"]) == ("done", 2)
+    assert sorted(path.stem for path in (out / "eval").glob("*.json")) == ["base", "final", "step-000001"]
+    assert [(row["step"], row["eval/step"]) for row in rows(out)] == [(1, 0), (2, 1)]
+    assert replayed(out)["match"] is True
+
+
+def wait_until_logged(out: Path, launcher: "subprocess.Popen[str]", *sentences: str) -> None:
+    """By the learner."""
+    log = RunDir(out).logs / "learner.log"
+
+    def all_there() -> bool:
+        return log.exists() and all(sentence in log.read_text() for sentence in sentences)
+
+    wait_until(lambda: all_there() or launcher.poll() is not None, " and ".join(sentences))
 
 
 def test_a_run_in_the_background_of_an_interactive_shell(out: Path) -> None:

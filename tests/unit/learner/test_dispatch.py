@@ -354,6 +354,20 @@ def test_who_was_asked_to_stop_waits_for_those_who_are_there() -> None:
     assert [filled_order.order_id for filled_order in bench.dispatcher.collect(ids(orders))] == ids(orders)
 
 
+def test_who_was_asked_to_stop_gives_up_an_evaluation_and_sends_no_more_of_it() -> None:
+    asked = [False]
+    bench, orders = Bench(heartbeat_s=0.01, stop=lambda: asked[0]), toy_orders(count=3, lane="eval-base-greedy")
+    actor = bench.actor(num_credits=1)
+    bench.dispatcher.submit(orders)
+    assert orders_in(actor) == ids(orders[:1])
+    asked[0] = True
+    with pytest.raises(Unfilled):
+        bench.dispatcher.collect(ids(orders))
+    actor.send(filled(orders[0], POLICY))
+    bench.dispatcher.end_run(0.05)
+    assert orders_in(actor) == []
+
+
 def test_what_is_filled_already_is_collected_though_nobody_is_there() -> None:
     orders = toy_orders(count=2)
     bench = Bench(known=[filled(order, POLICY) for order in orders], stop=lambda: True)
