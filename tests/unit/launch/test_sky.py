@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "launch" / "sky" / "actors.yaml"
 FIELDS = {"name", "workdir", "num_nodes", "resources", "envs", "file_mounts", "setup", "run"}
 """Of docs.skypilot.co/en/latest/reference/yaml-spec.html, those that are used."""
-RESOURCES = {"use_spot", "cpus", "memory", "disk_size"}
+RESOURCES = {"use_spot", "cpus", "memory", "disk_size", "autostop"}
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +27,35 @@ def test_the_fields_are_skypilots(task: dict[str, Any]) -> None:
     assert set(task["resources"]) == RESOURCES
     assert task["resources"]["use_spot"] is True
     # A variable without a value has to be given on the command line.
-    assert task["envs"] == {"LEARNER": None, "NAMES": "sky"}
+    assert task["envs"] == {"LEARNER": None, "NAME": None}
+    # SkyPilot ends all machines of a task when one of them fails.
+    assert task["num_nodes"] == 1
+    assert task["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
 
 
-def test_each_machine_starts_an_actor_with_its_own_key(task: dict[str, Any], tmp_path: Path) -> None:
-    python = tmp_path / "tandem-venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def run_actor(task: dict[str, Any], home: Path, python: str) -> subprocess.CompletedProcess[str]:
+    """The task's command, with this shell script for Python and a pause that takes no time."""
+    program(home / "tandem-venv" / "bin" / "python", python)
+    program(home / "programs" / "sleep", 'echo "$*" >>"$HOME/pauses"')
     environment = {
-        "HOME": str(tmp_path),
+        "HOME": str(home),
+        "PATH": f"{home / 'programs'}:{os.environ['PATH']}",
         "LEARNER": "tcp://box.example:5757",
-        "NAMES": "sky",
-        "SKYPILOT_NODE_RANK": "1",
+        "NAME": "sky1",
     }
-    done = subprocess.run(["bash", "-c", task["run"]], env=environment, capture_output=True, text=True, check=True)
+    command = ["bash", "-c", task["run"]]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=20)
+
+
+def test_a_machine_starts_an_actor_with_its_own_key(task: dict[str, Any], tmp_path: Path) -> None:
+    done = run_actor(task, tmp_path, 'printf "%s\\n" "$@"')
+    assert (done.returncode, done.stderr) == (0, "")
     words = done.stdout.splitlines()
     assert words[:2] == ["-m", "actor"]
     arguments = parse_actor(words[2:])
@@ -50,12 +64,23 @@ def test_each_machine_starts_an_actor_with_its_own_key(task: dict[str, Any], tmp
     assert str(arguments.config) == f"{tmp_path}/tandem-actor/config.json"
 
 
+def test_an_actor_that_loses_the_learner_is_started_again(task: dict[str, Any], tmp_path: Path) -> None:
+    done = run_actor(task, tmp_path, 'echo start >>"$HOME/starts"; [ "$(grep -c . "$HOME/starts")" -gt 1 ]')
+    assert done.returncode == 0
+    assert done.stderr == "the actor ended with code 1; it is started again in 10 s\n"
+    assert (tmp_path / "starts").read_text() == "start\n" * 2 and (tmp_path / "pauses").read_text() == "10\n"
+
+
+def test_an_actor_that_a_person_has_to_help_is_not_started_again(task: dict[str, Any], tmp_path: Path) -> None:
+    done = run_actor(task, tmp_path, 'echo start >>"$HOME/starts"; exit 2')
+    assert (done.returncode, done.stderr) == (2, "")
+    assert (tmp_path / "starts").read_text() == "start\n"
+
+
 def test_a_machine_with_an_older_python_is_refused_in_one_sentence(task: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tandem-actor").mkdir()
     (tmp_path / "tandem-actor" / "sky0.json").write_text("{}")
-    python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo Python 3.10.13; exit 0; }\nexit 1\n')
-    python.chmod(0o755)
+    program(tmp_path / "python3", '[ "$1" != --version ] || { echo Python 3.10.13; exit 0; }\nexit 1')
     environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", task["setup"]], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and not done.stdout
@@ -81,8 +106,11 @@ import sys
 import yaml
 import sky
 with open(sys.argv[1]) as file:
-    task = sky.Task.from_yaml_config(yaml.safe_load(file), env_overrides=[("LEARNER", "tcp://box.example:5757")])
+    given = [("LEARNER", "tcp://box.example:5757"), ("NAME", "sky0")]
+    task = sky.Task.from_yaml_config(yaml.safe_load(file), env_overrides=given)
 (resources,) = task.resources
+autostop = resources.autostop_config
+print(autostop.enabled, autostop.idle_minutes, autostop.down)
 print(task.name, task.num_nodes, resources.use_spot, resources.cpus, resources.memory, resources.disk_size)
 print(task.envs["LEARNER"], task.workdir, *task.file_mounts)
 """
@@ -99,7 +127,8 @@ def test_skypilot_reads_it(tmp_path: Path) -> None:
         [python, "-c", READ, FILE], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == [
-        "tandem-actors 2 True 4+ 16+ 64",
+    assert done.stdout.splitlines()[-3:] == [
+        "True 10 True",
+        "tandem-actor 1 True 4+ 16+ 64",
         "tcp://box.example:5757 . ~/tandem-actor",
     ]
