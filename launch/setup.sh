@@ -110,8 +110,19 @@ venv_is_whole() {
     done
 }
 
+# `python -m venv` notes its command; uv and virtualenv do not. Such a folder may hold gigabytes that somebody needs.
+is_of_others() {
+    [[ -e $TANDEM_VENV/pyvenv.cfg ]] || return
+    ! grep -q '^command = ' "$TANDEM_VENV/pyvenv.cfg" && ! compgen -G "$TANDEM_STAMP*" >/dev/null
+}
+
 make_venv() {
     local python
+    if is_of_others; then
+        echo "error: $TANDEM_VENV was not made by this script, which would replace it; rename or remove it, or" \
+            "install Tandem into it ('uv pip install -e .') and set TANDEM_PYTHON=$TANDEM_VENV/bin/python." >&2
+        return 2
+    fi
     python="$(find_python)" || return
     echo "Making $TANDEM_VENV with $("$python" --version) ($python) ..." >&2
     rm -rf "$TANDEM_VENV"

@@ -167,6 +167,20 @@ def test_a_broken_venv_is_made_again(project: Project, damage: str) -> None:
     assert not (site / "~orch").exists()
 
 
+def test_a_venv_of_another_program_stays_and_is_one_sentence(project: Project) -> None:
+    """As uv makes one."""
+    venv = project.root / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    made = "home = /usr/bin\nimplementation = CPython\nuv = 0.9.7\nversion_info = 3.12.3\n"
+    (venv / "pyvenv.cfg").write_text(made)
+    done = project.set_up()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {venv} was not made by this script") and len(done.stderr.splitlines()) == 1
+    assert f"TANDEM_PYTHON={venv}/bin/python" in done.stderr
+    assert (venv / "pyvenv.cfg").read_text() == made and (venv / "bin" / "python").is_symlink()
+
+
 def test_a_failed_install_says_so_and_keeps_what_worked(project: Project) -> None:
     project.set_up()
     (project.root / "fail").touch()
