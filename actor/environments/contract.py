@@ -7,7 +7,7 @@
 
 An instance is made once for each process and reset for each episode. Plain functions can be tools too. All of them may
 be async: a process has one event loop, so a connection stays usable. What a tool returns is shown with `str`; what it
-raises is its answer, {"error": "..."}, as in TRL.
+raises is its answer, {"error": "..."}, as in TRL; `sys.exit` raises too.
 
 `describe_in_process` runs the user's file in a process of its own and returns the tools as JSON, in the form that chat
 templates expect. It is done once, when a run begins: the learner renders prompts, and runs none of the user's code.
@@ -74,7 +74,7 @@ class Environment:
             if call.name not in self.tools:
                 raise ValueError(f"Tool {call.name} not found.")
             return str(result_of(self.tools[call.name], call.arguments, self.loop))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return str({"error": str(error)})
 
     def reward(self) -> object:

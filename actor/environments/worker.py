@@ -4,8 +4,9 @@
     Act(columns)    -> Asked(messages) or Acted(value)      Say(reply) -> the same, until the agent has ended
     each of them    -> Broken(note) if the environment raises, or returns what it may not
 
-A tool that raises has answered. `exit` in a tool ends the process, which the pool notices. An agent runs in the main
-thread. While the agent waits for its endpoint, the endpoint's thread sends Asked and reads Say.
+A tool that raises has answered, and so has one that says too much: the model chose its arguments, so its episode goes
+on. What ends the process is noticed by the pool. An agent runs in the main thread. While it waits for its endpoint, the
+endpoint's thread sends Asked and reads Say.
 """
 
 import os
@@ -38,6 +39,8 @@ from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
 
 MAX_ANSWER_CHARS = 65_536
+"""Of all answers to one turn."""
+CUT = "... (cut)"
 MAX_SCORE_DIGITS = 400
 
 
@@ -195,16 +198,17 @@ def answer(environment: Environment | Agent, call: Call) -> Answer:
 
 def opened(value: object) -> Answer:
     if value is None or isinstance(value, str):
-        return answered([value or ""], opening=True)
+        text = value or ""
+        if len(text) <= MAX_ANSWER_CHARS:
+            return Opened(text=for_wire(text))
+        return Broken(note=f"`reset` answered with {len(text)} characters; {MAX_ANSWER_CHARS} are allowed.")
     return Broken(note=f"`reset` returned a {type(value).__name__}; text or None is needed.")
 
 
-def answered(texts: list[str], *, opening: bool = False) -> Answer:
-    chars = sum(map(len, texts))
-    if chars > MAX_ANSWER_CHARS:
-        return Broken(note=f"The environment answered with {chars} characters; {MAX_ANSWER_CHARS} are allowed.")
-    sent = [for_wire(text) for text in texts]
-    return Opened(text=sent[0]) if opening else Answered(texts=sent)
+def answered(texts: list[str]) -> Answered:
+    """Where they are too long together, each gets an equal part."""
+    room = MAX_ANSWER_CHARS if sum(map(len, texts)) <= MAX_ANSWER_CHARS else MAX_ANSWER_CHARS // len(texts)
+    return Answered(texts=[for_wire(text if len(text) <= room else text[:room] + CUT) for text in texts])
 
 
 def acted(reward: Rewarded | Broken) -> Answer:

@@ -211,17 +211,12 @@ def test_a_connection_that_an_async_method_opened_stays_usable(file: Path) -> No
         assert ask(pool, {0: Act(columns={}, scores=True)}) == {0: Acted(value=1.0)}
 
 
-OUTCOMES = {
-    "hang": Outcome.TIMEOUT,
-    "spin": Outcome.TIMEOUT,
-    "crash": Outcome.ERROR,
-    "exit": Outcome.ERROR,
-    "leave": Outcome.ERROR,
-}
+LATE = ("hang", "spin")
+FINE = {"flood": ("reset", "tool")} | dict.fromkeys(("type", "raise", "large", "exit"), ("tool",))
 
 
 @pytest.mark.parametrize("at", ["reset", "tool", "reward"])
-@pytest.mark.parametrize("how", [*OUTCOMES, "large", "type", "raise", "flood"])
+@pytest.mark.parametrize("how", [*LATE, "crash", "leave", *FINE])
 def test_a_fault_costs_its_own_rollout_alone(pool: EnvironmentPool, at: str, how: str) -> None:
     """Between two that go on, whose answers are those that they always give."""
     columns = [{"start": "1"}, {"at": at, "how": how}, {"start": "2"}]
@@ -232,11 +227,11 @@ def test_a_fault_costs_its_own_rollout_alone(pool: EnvironmentPool, at: str, how
         found.append(ask(pool, dict.fromkeys(range(3), GetReward())))
     for answers in found:
         assert fault_of(answers[0]) is None and fault_of(answers[2]) is None
-    bad, fine = fault_of(found[-1][1]), {"flood": ("reset", "tool"), "type": ("tool",), "raise": ("tool",), "large": ()}
-    if at in fine.get(how, ()):
+    bad, outcome = fault_of(found[-1][1]), Outcome.TIMEOUT if how in LATE else Outcome.ERROR
+    if at in FINE.get(how, ()):
         assert bad is None, bad
     else:
-        assert bad is not None and bad.outcome is OUTCOMES.get(how, Outcome.ERROR), found[-1][1]
+        assert bad is not None and bad.outcome is outcome, found[-1][1]
     if len(found) > 1:
         assert found[1][0] == Answered(texts=["4"]) and found[1][2] == Answered(texts=["5"])
     # The seat is as good as new.
@@ -320,6 +315,13 @@ def test_a_fork_server_that_is_gone_is_not_waited_for_again(file: Path) -> None:
         os.kill(pool.fork_server.pid, signal.SIGCONT)
 
 
+def test_answers_that_are_too_long_are_cut(pool: EnvironmentPool) -> None:
+    ask(pool, {0: Reset(columns={"at": "tool", "how": "large"})})
+    (text,) = ask(pool, {0: add(1)})[0].texts
+    assert text == "x" * 65_536 + "... (cut)"
+    assert [len(text) for text in ask(pool, {0: Use(calls=[*add(1).calls] * 2)})[0].texts] == [32_768 + 9] * 2
+
+
 def test_half_a_character_becomes_a_question_mark(pool: EnvironmentPool) -> None:
     ask(pool, {0: Reset(columns={"at": "tool", "how": "half"})})
     assert ask(pool, {0: add(1)}) == {0: Answered(texts=["?"])}
@@ -390,11 +392,9 @@ def test_an_error_names_the_key_of_the_file(file: Path, config: dict[str, Any], 
         describe_in_process(EnvironmentConfig(**json.loads(texts)), scores=False)
 
 
-def test_a_reward_that_is_missing_is_refused(file: Path) -> None:
+def test_what_is_missing_is_refused(file: Path) -> None:
     with pytest.raises(RewardError, match="has no `get_reward`"):
         describe_in_process(EnvironmentConfig(tools=(f"{file}:double",)), scores=True)
 
-
-def test_a_class_without_tools_is_refused(file: Path) -> None:
     with pytest.raises(RewardError, match="has no tools"):
         describe_in_process(EnvironmentConfig(function=f"{file}:NoTools"), scores=False)
