@@ -9,7 +9,8 @@ token, whatever the template would make of the text of earlier turns. A template
 another way once a later one is there is refused: the model would be asked about a conversation that it never had.
 
 The form of a call is what the template itself writes for one: a JSON object with a name and arguments, between two
-marks (`<tool_call>` in most). Text that does not parse is no call. Left out: templates with calls in another form.
+marks (`<tool_call>` in most). Text that does not parse is no call, nor is what the model writes in its thoughts. Left
+out: templates with calls in another form.
 
 For an agent the prompt is only the first token; the rest of its first messages takes the place of what `reset` says. An
 agent may add any messages after a turn, so only then is it known whether the template would rewrite the turn.
@@ -50,9 +51,9 @@ class CallForm:
     """Key of its arguments."""
 
     def calls(self, text: str) -> Iterator[Call]:
-        """All calls of a turn, in order."""
-        place = 0
-        while (found := text.find(self.opening, place)) >= 0:
+        """All calls of a turn, in order, from the end of its thoughts to where another one is opened."""
+        place = end_of_thoughts(text)
+        while (found := text.find(self.opening, place)) >= 0 and THINKING[0] not in text[place:found]:
             start = found + len(self.opening)
             start += len(text[start:]) - len(text[start:].lstrip())
             try:
@@ -68,8 +69,15 @@ class CallForm:
                 return
 
     def before(self, text: str) -> str:
-        """What a turn that calls says first."""
-        return text.partition(self.opening)[0] if self.opening else ""
+        """What a turn that calls says first, its thoughts included."""
+        end = end_of_thoughts(text)
+        return text[:end] + (text[end:].partition(self.opening)[0] if self.opening else "")
+
+
+def end_of_thoughts(text: str) -> int:
+    """Where the last one ends. The prompt may have opened it, so only its end is looked for."""
+    end = text.rfind(THINKING[1])
+    return 0 if end < 0 else end + len(THINKING[1])
 
 
 class Conversation:

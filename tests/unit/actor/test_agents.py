@@ -97,7 +97,8 @@ def length(completions, **columns):
 
 
 class Talkative:
-    """A tokenizer that shows every turn of two tokens and more as a call: the model needs to have learned nothing."""
+    """A tokenizer that shows every turn of two tokens and more as a call, and a thought of the same call before it: the
+    model needs to have learned nothing."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -112,7 +113,8 @@ class Talkative:
         if len(ids) < 2:
             return self.tokenizer.decode(ids, **options)
         call = {"name": "add", "arguments": {"left": sum(ids), "right": 1}}
-        return f"So: <tool_call>\n{json.dumps(call)}\n</tool_call>"
+        written = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        return f"<think>Maybe {written}</think>So: {written}"
 
 
 @pytest.fixture(scope="module")

@@ -112,6 +112,10 @@ def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
         ('<tool_call>{"name": "add", "arguments": {"a": 123456789012345678901234567890}}', []),
         ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}', []),
         ('{"name": "add", "arguments": {}}', []),
+        ('<think>Not <tool_call>{"name": "add"}</tool_call></think>The answer is 42.', []),
+        ('Not <tool_call>{"name": "add"}</tool_call></think><tool_call>{"name": "b"}', [("b", {})]),
+        ('<tool_call>{"name": "add"}</tool_call><think><tool_call>{"name": "b"}', [("add", {})]),
+        ('<tool_call>{"name": "add", "arguments": {"a": "<think>"}}', [("add", {"a": "<think>"})]),
         ("#### 18", []),
     ],
 )
@@ -120,7 +124,10 @@ def test_calls_are_read_where_they_parse(tmp_path: Path, text: str, expected: li
     assert Conversation(model, 2).calls(model.ids(text)) == expected
 
 
-@pytest.mark.parametrize("thought", ["", "<think>\n\n</think>\n\n", "<think>\nI add.\n</think>\n\n", "I add.\n"])
+THOUGHTS = ["", "<think>\n\n</think>\n\n", "<think>\nI add.\n</think>\n\n", "I add.\n", "<tool_call>?\n</think>\n\n"]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
 @pytest.mark.parametrize("template", [QWEN3, QWEN3.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")])
 def test_a_call_is_read_whatever_the_model_has_thought(tmp_path: Path, thought: str, template: str) -> None:
     """Though the template writes an empty thought before a call, or opens it in the prompt."""
@@ -136,6 +143,8 @@ def test_the_form_of_calls_is_the_templates_own(tmp_path: Path) -> None:
     assert (talk.form.opening, talk.form.name, talk.form.arguments) == ("", "name", "parameters")
     assert list(talk.form.calls(' {"name": "add", "parameters": {"a": 1}}')) == [("add", {"a": 1})]
     assert list(talk.form.calls('I say {"name": "add", "parameters": {"a": 1}}')) == []
+    assert list(talk.form.calls('I add.</think> {"name": "add", "parameters": {"a": 1}}')) == [("add", {"a": 1})]
+    assert talk.form.before('I add.</think> {"name": "add", "parameters": {"a": 1}}') == "I add.</think>"
 
 
 def test_a_template_that_rewrites_turns_is_refused_with_the_turn(tmp_path: Path) -> None:
