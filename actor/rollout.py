@@ -155,8 +155,9 @@ class OrderScoring:
     def played(self, episodes: Sequence[Episode]) -> tuple[Group, ...]:
         """Groups of finished episodes. What the environment has judged or failed at is not the verifier's."""
         for episode in episodes:
-            ids = episode.turn_ids()
-            job = structs.replace(self.job(episode.ended()), completion_ids=ids, all_turns=self.text(ids))
+            job, ids = self.job(episode.ended()), episode.turn_ids()
+            said = job.completion if episode.said is None else episode.said
+            job = structs.replace(job, completion=said, completion_ids=ids, all_turns=self.text(ids))
             self.scores.add({self.firsts[episode.group] + episode.index: job})
         verdicts = [episode.verdict_over(verdict) for episode, verdict in zip(episodes, self.verdicts(), strict=True)]
         completions = iter([episode.completion() for episode in episodes])

@@ -18,8 +18,9 @@ error.
 One that reaches a limit, of turns or of tokens, is told so as well. If the agent then raises, as most would, its
 episode has been cut short: truncated, with a score of 0.
 
-An episode without any turn is an error. So that its group has all its completions, the model then says one turn to
-nobody, which the rule for errors (verifier.on_error) keeps from being trained on.
+An episode without any turn is an error, or abstains if its first request does not fit into the cap: its task is too
+long, as a prompt can be. So that its group has all its completions, the model then says one turn to nobody, which the
+rule for the outcome (verifier.on_error, on_abstain) keeps from being trained on.
 """
 
 from collections.abc import Sequence
@@ -92,7 +93,8 @@ class AgentEpisode:
         if self.episode.turns:
             self.episode.finish = Finish.LENGTH
         else:
-            self.episode.fault = Lost(outcome=Outcome.ERROR, note=f"The agent's first request is too long: {reason}")
+            # As a prompt that is too long leaves out its task.
+            self.episode.fault = Lost(outcome=Outcome.ABSTAIN, note=f"The agent's first request is too long: {reason}")
         return Refused(reason=reason, code="context_length_exceeded")
 
     def rewriting(self, asked: Asked) -> str:

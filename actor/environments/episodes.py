@@ -39,6 +39,8 @@ class Episode:
         self.finish = Finish.STOP
         self.fault: Lost | None = None
         self.reward: Rewarded | None = None
+        self.said: str | None = None
+        """What the verifier reads; None for the whole last turn."""
 
     @property
     def length(self) -> int:
@@ -157,9 +159,8 @@ class Episodes:
             answer = found.get(seat)
             ids = self.conversation.opening_ids(answer.text if isinstance(answer, Opened) else "")
             if len(ids) >= cap:
-                episode.fault = Lost(
-                    outcome=Outcome.ERROR, note=f"`reset` says {len(ids)} tokens, and the cap is {cap}."
-                )
+                note = f"`reset` says {len(ids)} tokens, and the cap is {cap}."
+                episode.fault = episode.fault or Lost(outcome=Outcome.ABSTAIN, note=note)
                 ids = self.conversation.opening_ids("")[: cap - 1]
             episode.put(ids)
 
@@ -167,11 +168,15 @@ class Episodes:
         """Those that go on, with their tools' answers."""
         calls: dict[int, Use] = {}
         for seat, episode in live.items():
-            if episode.fault or episode.finish is Finish.LENGTH or episode.turns == self.config.max_turns:
+            if episode.fault or episode.finish is Finish.LENGTH:
                 continue
-            asked = self.conversation.calls(episode.last_turn.ids.tolist())
-            if asked:
+            ids = episode.last_turn.ids.tolist()
+            asked = self.conversation.calls(ids)
+            if asked and episode.turns < self.config.max_turns:
                 calls[seat] = Use(calls=[ToolCall(name=name, arguments=arguments) for name, arguments in asked])
+            elif asked:
+                # The arguments of a call that nobody answers are no final answer.
+                episode.said = self.conversation.before_calls(ids)
         going: dict[int, Episode] = {}
         for seat, answer in ask(self.pool, {**calls}, live, beat).items():
             episode = live[seat]

@@ -39,7 +39,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     """An episode that cannot go on."""
 
     outcome: Outcome
-    """Timeout or error."""
+    """Timeout, error, or abstain if its task is too long."""
     note: str
     """Why, in one sentence."""
 

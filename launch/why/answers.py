@@ -38,7 +38,8 @@ def verifier_fails(view: RunView) -> Iterator[RunVerdict]:
         "timeout": f"Raise it with --set verifier.limit_s={3 * view.config.verifier.limit_s:g}, or make the reward"
         " function faster",
         "error": "Read logs/actor0.log and repair the reward function; `verify` scores completions without a run",
-        "abstain": "The verifier returned None for them; let it judge these completions, or change the data",
+        "abstain": "The verifier returned None for them, or an environment's first words are longer than"
+        " rollout.max_new_tokens; let it judge these completions, raise the cap, or change the data",
     }
     # NaN is below any limit.
     if too_many := [name for name, limit in limits.items() if shares[name] >= limit]:

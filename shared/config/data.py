@@ -204,7 +204,7 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """What to do when the verifier raised, crashed, or returned NaN, an infinity, a wrong type or a list of the wrong
     length."""
     on_abstain: Treatment = "drop"
-    """What to do when the verifier returned None."""
+    """What to do when the verifier returned None, or what an environment says first does not fit into the cap."""
 
     @property
     def adds_up_rewards(self) -> bool:

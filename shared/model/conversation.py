@@ -98,8 +98,14 @@ class Conversation:
 
     def calls(self, ids: Sequence[int]) -> list[Call]:
         """What a turn asks for."""
-        spoken = [token for token in ids if token not in self.prompter.end_ids]
-        return list(self.form.calls(self.prompter.as_the_model_sees(spoken)))
+        return list(self.form.calls(self.spoken(ids)))
+
+    def before_calls(self, ids: Sequence[int]) -> str:
+        """What a turn that calls says first."""
+        return self.form.before(self.spoken(ids))
+
+    def spoken(self, ids: Sequence[int]) -> str:
+        return self.prompter.as_the_model_sees([token for token in ids if token not in self.prompter.end_ids])
 
     def answer_ids(self, tools: Sequence[str], answers: Sequence[str]) -> list[int]:
         """What comes between a turn that called these tools and the next one."""

@@ -1,5 +1,6 @@
 """Whole orders with environments: our own engine, real processes, and the learner's figures of what comes back."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from shared.process.lease import NoLease
 from shared.seeding import derive
 from tests.support.fakes import shake, tiny_policy
 from tests.support.steps import batch_of, forward_pass_of
+from tests.unit.actor.test_agents import Talkative as Written
 from tests.unit.shared.test_conversation import HERMES, TOOLS, prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -228,6 +230,24 @@ def test_an_answer_without_room_truncates(rollout: Rollout, policy: Policy, mode
     group = filled.groups[0]
     assert set(group.finishes) == {Finish.LENGTH} and turns(group).tolist() == [1, 1, 1]
     assert all(outcome is Outcome.TRUNCATED for outcome in group.outcomes)
+
+
+def test_a_reset_that_says_more_than_fits_abstains(rollout: Rollout, policy: Policy, model: Prompter) -> None:
+    assert set(fill(rollout, policy, order(model, cap=4)).groups[0].outcomes) == {Outcome.ABSTAIN}
+
+
+def test_a_call_that_gets_no_answer_is_no_final_answer(
+    rollout: Rollout, policy: Policy, model: Prompter, config: EnvironmentConfig
+) -> None:
+    """Though its last argument is the gold answer."""
+    talkative, once = dataclasses.replace(model, tokenizer=Written(model.tokenizer)), replace(config, max_turns=1)
+    asked = order(model, "")
+    groups = tuple(replace(group, columns={**group.columns, "answer": "1"}) for group in asked.groups)
+    played = Episodes(EnvironmentPool(once), Conversation(talkative, 1), once, scores=False)
+    with closing(ScorePool(VerifierConfig(kind="gsm8k"))) as scorer, closing(played) as episodes:
+        scored = Rollout(rollout.engine, scorer, NoLease(), talkative.text, episodes=episodes)
+        outcomes = fill(scored, policy, replace(asked, groups=groups)).groups[0].outcomes
+    assert set(outcomes) == {Outcome.UNPARSABLE}
 
 
 @pytest.mark.parametrize("cap", [20, 40, 60])
