@@ -27,6 +27,8 @@ from actor.scoring.worker import (
     FOR_THE_USER_ONLY,
     REPLIES,
     SOFT_LIMITS,
+    empty,
+    enter_working_folder,
     forbid_core_dumps,
     limit_cpu,
     limit_memory,
@@ -156,11 +158,13 @@ def work(config: EnvironmentConfig, folder: Path) -> None:
     except RewardError as error:
         pipe.send(Ready(fault=str(error)))
         return
-    os.chdir(folder)
+    folder = enter_working_folder(folder)
     limit_memory(config.memory_mb)
     soft_limits = {which: resource_limit(which) for which in SOFT_LIMITS}
     pipe.send(Ready(fault=None))
     while (call := pipe.next_call()) is not None:
+        if isinstance(call, Reset | Act):
+            empty(folder)
         reply = answer(environment, call)
         reset(folder, soft_limits)
         pipe.send(reply)

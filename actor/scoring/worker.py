@@ -1,11 +1,13 @@
 """A scoring worker: runs the verifier in a process forked by fork_server.py, until it is killed.
 
 Calls come in and replies go out on two descriptors that no print reaches and no program started here inherits. Standard
-input is empty; the pool reads standard output and standard error and keeps the last lines. The working folder, the home
-folder and the folder for temporary files are one scratch folder, which is removed with the worker.
+input is empty; the pool reads standard output and standard error and keeps the last lines. The home folder and the
+folder for temporary files are one scratch folder, where libraries may cache; it is removed with the worker. The working
+folder is inside of it, and is emptied before each call.
 
 After each call the worker resets what a function may have changed in its process: alarms, working folder, umask, soft
-limits. It does not reset the function's own modules or the environment.
+limits. It does not reset the function's own modules or the environment, nor end the programs that it has started: it
+may have meant them for all calls.
 
 Mathematics can take long or crash on one completion, so the math verifier sends each verdict at once. Other verifiers
 send those of a whole call together. The worker imports neither torch nor transformers.
@@ -23,9 +25,11 @@ apply to each process separately: a worker that forks gets the same again for ea
 groups, which need rights that an ordinary user rarely has.
 """
 
+import contextlib
 import math
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -84,6 +88,7 @@ def mapped_bytes(name: str) -> int:
 
 CALLS, REPLIES = 3, 4
 FOR_THE_USER_ONLY = 0o077
+WORKING_FOLDER = "work"
 SOFT_LIMITS = (resource.RLIMIT_DATA, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 
 
@@ -107,11 +112,13 @@ def work(verifier: VerifierConfig, folder: Path) -> None:
     except RewardError as error:
         send(replies, Ready(fault=str(error)))
         return
-    os.chdir(folder)
+    folder = enter_working_folder(folder)
     limit_memory(verifier.memory_mb)
     soft_limits = {which: resource.getrlimit(which)[0] for which in SOFT_LIMITS}
     send(replies, Ready(fault=None))
     while (call := next_call(calls)) is not None:
+        if runs_functions(verifier):
+            empty(folder)
         for reply in score(verifier, scoring, call):
             if runs_functions(verifier):
                 reset(folder, soft_limits)
@@ -132,10 +139,28 @@ def score(verifier: VerifierConfig, scoring: Scoring, call: ScoreCall) -> Iterat
         yield Failed(number=call.number, note=str(failure), exits=failure.out_of_memory)
 
 
+def enter_working_folder(scratch: Path) -> Path:
+    folder = scratch / WORKING_FOLDER
+    folder.mkdir()
+    os.chdir(folder)
+    return folder
+
+
+def empty(folder: Path) -> None:
+    """The working folder, without following links. What still runs there may keep something from being removed."""
+    for entry in () if folder.is_symlink() else os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(entry)
+
+
 def reset(folder: Path, soft_limits: dict[int, int]) -> None:
     """Undo what a call may have changed in the process, before the next call."""
     signal.alarm(0)
     os.umask(FOR_THE_USER_ONLY)
+    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     for which, soft in soft_limits.items():
         _, hard = resource.getrlimit(which)

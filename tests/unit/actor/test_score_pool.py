@@ -223,7 +223,8 @@ def test_a_worker_knows_no_secret_and_imports_nothing_heavy(open_pool: Open, mon
         "def reward(prompts, **_):\n"
         "    heavy = {'torch', 'transformers', 'zmq', 'asyncio', 'sympy'} & set(sys.modules)\n"
         "    return [not heavy, 'secret' not in os.environ.values(), os.environ.get('REWARD_LANGUAGE') == 'en',\n"
-        "            'PATH' in os.environ, os.environ['HOME'] == os.environ['TMPDIR'] == os.getcwd()]\n"
+        "            'PATH' in os.environ,\n"
+        "            os.environ['HOME'] == os.environ['TMPDIR'] == os.path.dirname(os.getcwd())]\n"
     )
     pool = open_pool(text, environment=("REWARD_LANGUAGE",))
     assert [verdict.score for verdict in pool.score(jobs_of(*"abcde"), nothing)] == [1.0] * 5
