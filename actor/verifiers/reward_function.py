@@ -31,6 +31,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -225,8 +226,11 @@ def verdict(value: object, truncated: bool) -> Verdict:
 
 
 def one_number(value: Any) -> object:
-    """The number in an array or tensor that holds one; anything else as it is."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    """The number in an array or tensor that holds one, of any shape, or in a Decimal; anything else as it is."""
+    if isinstance(value, Decimal):
+        return float(value)
+    shape = getattr(value, "shape", None)
+    return value.item() if isinstance(shape, tuple) and math.prod(shape) == 1 else value
 
 
 def as_float(value: Real) -> float:

@@ -5,6 +5,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -302,7 +303,11 @@ def test_an_async_function_that_raises_ends_the_others(tmp_path: Path, capsys: p
         (1 + 0j, Outcome.ERROR, 0.0),
         (torch.tensor(0.75), Outcome.CORRECT, 0.75),
         (np.array(-1.5), Outcome.WRONG, -1.5),
-        (np.array([1.0]), Outcome.ERROR, 0.0),
+        (np.array([1.0]), Outcome.CORRECT, 1.0),
+        (torch.tensor([[0.25]]), Outcome.WRONG, 0.25),
+        (np.array([1.0, 1.0]), Outcome.ERROR, 0.0),
+        (np.array(["1.0"]), Outcome.ERROR, 0.0),
+        (Decimal("0.75"), Outcome.CORRECT, 0.75),
     ],
 )
 def test_a_value_is_judged_alone(value: object, outcome: Outcome, score: float) -> None:
