@@ -20,6 +20,7 @@ model has its turn. So set no time limit and no retries. Needs `pip install open
 # pyright: reportMissingImports=false
 
 import json
+import re
 from typing import Any
 
 from openai import OpenAI
@@ -47,7 +48,7 @@ def add(left: float, right: float) -> str:
 
 
 def solve(base_url: str, api_key: str, question: str, gold_answer: str, **columns: Any) -> float:
-    """One episode, and its reward: whether the last message ends with the gold answer."""
+    """One episode, and its reward: whether the last number of the last message is the gold answer."""
     client = OpenAI(base_url=base_url, api_key=api_key, timeout=None, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": question}]
     text = ""
@@ -58,7 +59,11 @@ def solve(base_url: str, api_key: str, question: str, gold_answer: str, **column
         if not reply.tool_calls:
             break
         messages += [answered(call) for call in reply.tool_calls]
-    return float(text.strip().endswith(gold_answer))
+    return reward(text, gold_answer)
+
+
+def reward(text: str, gold_answer: str) -> float:
+    return float(re.findall(r"-?[\d.,]*\d", text)[-1:] == [gold_answer])
 
 
 def answered(call: Any) -> ChatCompletionMessageParam:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -111,6 +112,23 @@ def test_the_tools_of_an_mcp_server_are_described_and_called(tmp_path: Path, mon
         assert ask(pool, {0: use("add", left=10)}) == {0: Answered(texts=["16"])}
         (failed,) = ask(pool, {1: use("divide", left=1, right=0)})[1].texts
         assert failed == "{'error': 'Error executing tool divide'}"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("README.md", "right"), ("actor/verifiers/README.md", "correct"), ("agent", "reward")]
+)
+def test_a_reward_to_copy_judges_the_whole_number(file: str, name: str) -> None:
+    source = EXAMPLES / "agent.py" if file == "agent" else EXAMPLES.parents[1] / file
+    (code,) = re.findall(rf"^def {name}\(.*?(?=\n\n|\n```|\Z)", source.read_text(), re.DOTALL | re.MULTILINE)
+    space: dict[str, Any] = {"re": re}
+    exec(code, space)
+
+    def judged(text: str) -> float:
+        if file == "agent":
+            return space[name](text, "18")
+        return space[name](prompts=[], completions=[[{"content": text}]], gold_answer=["18"])[0]
+
+    assert [judged(f"So 7\n#### {said}") for said in ("18", "118", "0.18", "")] == [1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.fixture
