@@ -9,15 +9,17 @@
 
 Each completion has its own server, which is started once for each process of the pool and called over its standard
 input and output. A server that keeps state between calls keeps it between rollouts too: set RESTART. The types of JSON
-become Python's, so that chat templates show them; what is inside of an array or an object is left out. A tool's error
-is its answer. Needs `pip install mcp`.
+become Python's, so that chat templates show them; what is inside of an array or an object is left out, and so is a tool
+with arguments that Python cannot name. A tool's error is its answer. Needs `pip install mcp`.
 """
 # mcp is in an extra; types are checked without it.
 # pyright: reportMissingImports=false
 
 import asyncio
 import inspect
+import keyword
 import os
+import re
 import shlex
 import threading
 from collections.abc import Callable
@@ -29,6 +31,8 @@ from mcp.client.stdio import stdio_client
 
 RESTART = False
 """Whether every rollout begins with a new server."""
+SECTION = re.compile(r"^[ \t]*(?:Args|Returns|Raises):", re.MULTILINE)
+"""Of a docstring in Google's style."""
 TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
@@ -84,13 +88,38 @@ class Tools:
 def tools() -> Tools:
     """The class is made for the server: methods are looked for on classes."""
     made = Tools()
-    methods = {tool.name: method(tool.name, tool.description or tool.name, tool.input_schema) for tool in listed(made)}
+    usable = [tool for tool in listed(made) if can_be_called(tool.name, tool.input_schema)]
+    methods = {tool.name: method(tool.name, tool.description or tool.name, tool.input_schema) for tool in usable}
     made.__class__ = type("ServerTools", (Tools,), methods)
     return made
 
 
 def listed(made: Tools) -> list[Any]:
     return made.server.listed
+
+
+def can_be_called(name: str, schema: dict[str, Any]) -> bool:
+    """Whether all arguments are names in Python. Says so if not."""
+    given = schema.get("properties", {})
+    wrong = [key for key in given if not key.isidentifier() or keyword.iskeyword(key) or key == "self"]
+    if wrong:
+        print(
+            f"The tool {name} is left out: its arguments {wrong} cannot be named in Python; rename them in the server."
+        )
+    return not wrong
+
+
+def type_of(of: dict[str, Any]) -> type:
+    """Of an argument; of several, the first that is not null."""
+    given = [one.get("type") for one in of.get("anyOf", [of])]
+    names = [name for one in given for name in (one if isinstance(one, list) else [one]) if name != "null"]
+    return TYPES.get(str(names[0]), str) if names else str
+
+
+def told(text: str) -> str:
+    """A description as part of a docstring: on one line, without what is read there as choices or as a section."""
+    line = " ".join(text.split())
+    return re.sub(r"\b(choices|Args|Returns|Raises):", r"\1", line, flags=re.IGNORECASE)
 
 
 def method(name: str, description: str, schema: dict[str, Any]) -> Callable[..., str]:
@@ -101,7 +130,7 @@ def method(name: str, description: str, schema: dict[str, Any]) -> Callable[...,
 
     given = schema.get("properties", {})
     required = schema.get("required", ())
-    types = {key: TYPES.get(str(of.get("type")), str) for key, of in given.items()}
+    types = {key: type_of(of) for key, of in given.items()}
     parameters = [
         inspect.Parameter(
             key,
@@ -111,10 +140,12 @@ def method(name: str, description: str, schema: dict[str, Any]) -> Callable[...,
         )
         for key, of in given.items()
     ]
-    told = "\n".join(f"    {key}: {' '.join(str(of.get('description', key)).split())}" for key, of in given.items())
+    shown = "\n".join(f"    {key}: {told(str(of.get('description', key)))}" for key, of in given.items())
+    # Where the server's own docstring lists arguments, they are described a second time.
+    says = SECTION.split(description.strip())[0].strip() or name
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     call.__name__ = name
-    call.__doc__ = f"{description.strip()}\n\nArgs:\n{told}\n" if told else f"{description.strip()}\n"
+    call.__doc__ = f"{says}\n\nArgs:\n{shown}\n" if shown else f"{says}\n"
     call.__annotations__ = {**types, "return": str}
     call.__signature__ = inspect.Signature([own, *parameters], return_annotation=str)  # type: ignore[attr-defined]
     return call

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import get_json_schema
 
 from actor.environments.contract import ToolCall, describe_in_process
 from actor.environments.pool import EnvironmentPool
 from actor.environments.worker import Answered, GetReward, Opened, Reset, Rewarded, Use
+from actor.verifiers.reward_function import import_file
 from shared.config.environment import EnvironmentConfig
 from tests.support.runs import free_port, wait_until
 
@@ -112,6 +114,34 @@ def test_the_tools_of_an_mcp_server_are_described_and_called(tmp_path: Path, mon
         assert ask(pool, {0: use("add", left=10)}) == {0: Answered(texts=["16"])}
         (failed,) = ask(pool, {1: use("divide", left=1, right=0)})[1].texts
         assert failed == "{'error': 'Error executing tool divide'}"
+
+
+@needs_mcp
+def test_a_tool_of_an_mcp_server_is_described_whatever_its_docstring_says(capsys: pytest.CaptureFixture[str]) -> None:
+    tools: Any = import_file(EXAMPLES / "mcp_tools.py")
+    given = {
+        "a": {
+            "anyOf": [{"type": "null"}, {"type": "integer"}],
+            "description": 'Which. Returns: it (choices: ["x, "y"])',
+        },
+        "b": {"type": ["null", "number"]},
+        "c": {"type": "boolean"},
+    }
+    text = "Adds.\n\nArgs:\n    a: One of them.\n\nReturns:\n    The sum."
+    made = type("Made", (), {"add": tools.method("add", text, {"properties": given, "required": ["a"]})})()
+    described: Any = get_json_schema(made.add)["function"]
+    assert described["description"] == "Adds."
+    found = {name: (of["type"], of["description"]) for name, of in described["parameters"]["properties"].items()}
+    assert found == {
+        "a": ("integer", 'Which. Returns it (choices ["x, "y"])'),
+        "b": ("number", "b"),
+        "c": ("boolean", "c"),
+    }
+    assert "return" not in described or "a:" not in described["return"].get("description", "")
+    for key in ("from", "file-path", "self"):
+        assert not tools.can_be_called("open", {"properties": {key: {}}})
+        assert f"The tool open is left out: its arguments ['{key}']" in capsys.readouterr().out
+    assert tools.can_be_called("open", {"properties": {"path": {}}}) and tools.can_be_called("ping", {})
 
 
 @pytest.mark.parametrize(
