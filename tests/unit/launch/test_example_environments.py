@@ -128,7 +128,7 @@ def test_a_tool_of_an_mcp_server_is_described_whatever_its_docstring_says(capsys
         "c": {"type": "boolean"},
     }
     text = "Adds.\n\nArgs:\n    a: One of them.\n\nReturns:\n    The sum."
-    made = type("Made", (), {"add": tools.method("add", text, {"properties": given, "required": ["a"]})})()
+    made: Any = type("Made", (), {"add": tools.method("add", text, {"properties": given, "required": ["a"]})})()
     described: Any = get_json_schema(made.add)["function"]
     assert described["description"] == "Adds."
     found = {name: (of["type"], of["description"]) for name, of in described["parameters"]["properties"].items()}
@@ -147,16 +147,16 @@ def test_a_tool_of_an_mcp_server_is_described_whatever_its_docstring_says(capsys
 @pytest.mark.parametrize(
     ("file", "name"), [("README.md", "right"), ("actor/verifiers/README.md", "correct"), ("agent", "reward")]
 )
-def test_a_reward_to_copy_judges_the_whole_number(file: str, name: str) -> None:
+def test_a_reward_to_copy_judges_the_whole_number(tmp_path: Path, file: str, name: str) -> None:
     source = EXAMPLES / "agent.py" if file == "agent" else EXAMPLES.parents[1] / file
     (code,) = re.findall(rf"^def {name}\(.*?(?=\n\n|\n```|\Z)", source.read_text(), re.DOTALL | re.MULTILINE)
-    space: dict[str, Any] = {"re": re}
-    exec(code, space)
+    (tmp_path / "copied.py").write_text(f"import re\n\n{code}\n")
+    function = getattr(import_file(tmp_path / "copied.py"), name)
 
     def judged(text: str) -> float:
         if file == "agent":
-            return space[name](text, "18")
-        return space[name](prompts=[], completions=[[{"content": text}]], gold_answer=["18"])[0]
+            return function(text, "18")
+        return function(prompts=[], completions=[[{"content": text}]], gold_answer=["18"])[0]
 
     assert [judged(f"So 7\n#### {said}") for said in ("18", "118", "0.18", "")] == [1.0, 0.0, 0.0, 0.0]
 
