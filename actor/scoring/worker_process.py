@@ -33,6 +33,8 @@ READ_BYTES = 1 << 20
 OUTPUT_READ_BYTES = 1 << 16
 SHOWN_BYTES = 1 << 16
 KEPT_BYTES = 2048
+MAX_MISSED = 3
+"""A call whose worker had ended before it is blamed for nothing, unless each new worker ends too."""
 
 
 class WorkerOutput:
@@ -97,6 +99,8 @@ class WorkerProcess:
         os.set_blocking(self.calls, False)
         self.output = WorkerOutput(output)
         self.unsent = memoryview(b"")
+        self.took_any = False
+        """Whether anything of the last call went into its pipe: if not, it ended before the call."""
         self.received = bytearray()
         self.hung_up = False
         self.killed = False
@@ -105,6 +109,7 @@ class WorkerProcess:
         """Bytes that the pipe does not take now are sent by later calls of `flush`."""
         self.output.start_call()
         self.unsent = memoryview(frame(call))
+        self.took_any = False
         self.flush()
 
     def flush(self) -> None:
@@ -113,6 +118,7 @@ class WorkerProcess:
             try:
                 while self.unsent:
                     self.unsent = self.unsent[os.write(self.calls, self.unsent) :]
+                    self.took_any = True
             except BrokenPipeError:
                 self.unsent = memoryview(b"")
 
@@ -146,6 +152,8 @@ class Slot:
         self.start_limit_s = start_limit_s
         self.new = new
         self.num_calls = 0
+        self.num_missed = 0
+        """Calls in a row whose worker had ended before."""
         self.start()
 
     def start(self) -> None:
@@ -195,6 +203,7 @@ class Slot:
                 check(verdicts, self.call, {name_of(spec) for spec in self.verifier.rewards})
                 self.call = queue.settle(self.call, verdicts)
                 self.is_fresh = False
+                self.num_missed = 0
                 self.deadline = time.monotonic() + self.limit_s
             case Failed(number=number, note=note, exits=False) if self.call and number == self.num_calls:
                 queue.fail(self.call, note)
@@ -226,6 +235,10 @@ class Slot:
 
     def give_up_call(self, queue: JobQueue, what_happened: str, timed_out: bool) -> None:
         if not self.call:
+            return
+        if not self.worker.took_any and self.num_missed < MAX_MISSED:
+            self.num_missed += 1
+            queue.waiting.appendleft(self.call)
             return
         last_line = self.worker.output.last_line()
         note = f"The scoring worker {what_happened}." + (f" It last printed: {last_line}" if last_line else "")

@@ -1,6 +1,7 @@
 """The pool with real worker processes, which hang, crash, lie and get killed."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from msgspec import structs
 
+from actor.scoring.job_queue import JobQueue
 from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import Outcome
@@ -316,10 +318,15 @@ def test_a_worker_killed_during_a_call_costs_nothing(open_pool: Open) -> None:
 
 def test_a_worker_killed_between_calls_costs_nothing(open_pool: Open) -> None:
     pool = open_pool(workers=2)
+    # So that the pool gives out calls before it hears that the workers have ended.
+    os.kill(pool.fork_server.pid, signal.SIGSTOP)
     for pid in pids(pool):
         os.kill(pid, signal.SIGKILL)
         assert gone(pid, 2.0)
-    assert outcomes(pool.score(jobs_of(*"abcd"), nothing)) == [Outcome.CORRECT] * 4
+    queue = JobQueue(jobs_of(*"abcd"), 2, one_by_one=False)
+    go_on = functools.partial(os.kill, pool.fork_server.pid, signal.SIGCONT)
+    assert outcomes(pool.finish(queue, go_on)) == [Outcome.CORRECT] * 4
+    assert queue.suspects == set()
 
 
 @pytest.mark.parametrize("ending", ["close", "hang"])
