@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config.types import NonNegative, PositiveFloat, Section
+from shared.config.data import CurriculumConfig, TasksConfig
+from shared.config.training import TeacherConfig
+from shared.config.types import NonNegative, PositiveFloat, Section, check_function_name
 from shared.errors import ConfigError
 
 
@@ -53,6 +55,36 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
 
 
 NO_ENVIRONMENT = EnvironmentConfig()
+
+
+def check_functions(environment: EnvironmentConfig) -> None:
+    if environment.function:
+        check_function_name("environment.function", environment.function)
+    for tool in environment.tools:
+        check_function_name("environment.tools", tool)
+
+
+def check_agent(
+    environment: EnvironmentConfig, tasks: TasksConfig, curriculum: CurriculumConfig, teacher: TeacherConfig
+) -> None:
+    """Refuse keys about prompts, all of which an agent writes."""
+    if not environment.function:
+        raise ConfigError(
+            "environment.kind is 'agent' but environment.function is empty; set it to path/to/file.py:name, a function"
+            " of base_url, api_key and the task's columns."
+        )
+    written = {
+        "environment.tools": environment.tools,
+        "tasks.system_prompt": tasks.system_prompt,
+        "tasks.few_shot": tasks.few_shot,
+        "teacher.prompt": teacher.prompt,
+        "curriculum.kind = 'sent'": curriculum.kind == "sent",
+    }
+    if given := [key for key, value in written.items() if value]:
+        raise ConfigError(
+            f"{given[0]} is for prompts that we write, but environment.kind is 'agent', which writes all that the model"
+            " reads; remove it, and let the agent do it."
+        )
 
 
 def check_semantic_entropy(environment: EnvironmentConfig) -> None:

@@ -14,10 +14,10 @@ from typing import Any, get_type_hints
 import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
-from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
-from shared.config.environment import EnvironmentConfig, check_semantic_entropy
+from shared.config.data import Advantage, CurriculumConfig, RewardConfig, VerifierConfig
+from shared.config.environment import EnvironmentConfig, check_agent, check_functions, check_semantic_entropy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.config.named_rewards import check_rewards
+from shared.config.named_rewards import check_verifier
 from shared.config.processes import (
     ActorConfig,
     ComputeConfig,
@@ -27,7 +27,7 @@ from shared.config.processes import (
     check_parallel,
     check_servers,
 )
-from shared.config.training import LossConfig, TeacherConfig, check_objective
+from shared.config.training import check_objective, check_teacher
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
 from shared.config.yaml_file import yaml_tree
@@ -159,8 +159,7 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 
 def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
-    if config.verifier.adds_up_rewards and not config.verifier.rewards:
-        raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    check_verifier(config.verifier)
     if config.verifier.kind == "environment" and not config.environment.function:
         raise ConfigError(
             "verifier.kind is 'environment' but environment.function is empty; set it to path/to/file.py:Name, a class"
@@ -168,6 +167,7 @@ def check_together(config: Config) -> None:
         )
     if config.is_warm_start and config.environment.is_used:
         raise ConfigError("A warm start has written answers and no environment; give it a file without [environment].")
+    check_functions(config.environment)
     if config.environment.is_agent:
         check_agent(config.environment, config.tasks, config.curriculum, config.teacher)
     if config.curriculum.kind == "sent":
@@ -202,7 +202,6 @@ def check_together(config: Config) -> None:
     check_parallel(config.compute, config.model, config.actor, config.constraint)
     check_curriculum(config.curriculum, config.loss.kl_beta)
     check_adapter_dtype(config.link, config.compute)
-    check_rewards(config.verifier.rewards)
     token_bytes = TOKEN_BYTES + (TEACHER_BYTES if config.teacher.url else 0)
     check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens, token_bytes)
     check_evaluation(config.eval, config.rollout.max_new_tokens, config.tasks.max_prompt_tokens)
@@ -227,29 +226,6 @@ def check_adapter_dtype(link: LinkConfig, compute: ComputeConfig) -> None:
         raise ConfigError(
             "link.adapter_dtype = 'bf16' rounds the adapters that several ranks compare, so a small difference would"
             " go unseen; remove it, or set compute.ranks to 1."
-        )
-
-
-def check_agent(
-    environment: EnvironmentConfig, tasks: TasksConfig, curriculum: CurriculumConfig, teacher: TeacherConfig
-) -> None:
-    """Refuse keys about prompts, all of which an agent writes."""
-    if not environment.function:
-        raise ConfigError(
-            "environment.kind is 'agent' but environment.function is empty; set it to path/to/file.py:name, a function"
-            " of base_url, api_key and the task's columns."
-        )
-    written = {
-        "environment.tools": environment.tools,
-        "tasks.system_prompt": tasks.system_prompt,
-        "tasks.few_shot": tasks.few_shot,
-        "teacher.prompt": teacher.prompt,
-        "curriculum.kind = 'sent'": curriculum.kind == "sent",
-    }
-    if given := [key for key, value in written.items() if value]:
-        raise ConfigError(
-            f"{given[0]} is for prompts that we write, but environment.kind is 'agent', which writes all that the model"
-            " reads; remove it, and let the agent do it."
         )
 
 
@@ -291,27 +267,6 @@ def check_advantage(advantage: Advantage, reward: RewardConfig, verifier: Verifi
             "reward.advantage = 'gdpo' combines several rewards, and there is only the verifier's score; add"
             " verifier.rewards, reward.length or reward.truncated, or set it to 'batch'."
         )
-
-
-def check_teacher(loss: LossConfig, teacher: TeacherConfig, temperature: float) -> None:
-    here = bool(teacher.prompt or teacher.adapter)
-    if loss.kind == "opd" and not (here or teacher.url):
-        raise ConfigError(
-            "loss.kind = 'opd' follows a teacher, but teacher.prompt and teacher.adapter are empty, so it would be the"
-            " policy that the run begins with; set one of them, or teacher.url."
-        )
-    if loss.kind != "opd" and (here or teacher.url):
-        raise ConfigError(
-            f"[teacher] is set but loss.kind = '{loss.kind}' has no teacher; set loss.kind to 'opd', or remove it."
-        )
-    if not teacher.url:
-        return
-    if here:
-        raise ConfigError("teacher.url is another model; remove it, or teacher.prompt and teacher.adapter.")
-    if not teacher.url.startswith(("http://", "https://")):
-        raise ConfigError(f"teacher.url = '{teacher.url}' is not allowed: expected http://host:port/v1.")
-    if temperature != 1.0:
-        raise ConfigError(f"rollout.temperature = {temperature:g}, but the server at teacher.url has 1; set it to 1.")
 
 
 def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int, token_bytes: int) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from shared.config.data import VerifierConfig
+from shared.config.types import check_function_name
 from shared.errors import ConfigError
 
 FORMS = ("think_tags", "answer_tags")
@@ -35,6 +36,26 @@ def form_in_words(verifier: VerifierConfig) -> str:
     return f"reward functions get prompts and completions as {form} (verifier.form = '{verifier.form}'{why})"
 
 
+def check_verifier(verifier: VerifierConfig) -> None:
+    """ConfigError if a key is missing that this kind needs, or given that it would ignore."""
+    kind = verifier.kind
+    if verifier.adds_up_rewards and not verifier.rewards:
+        raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    if verifier.function and kind != "callable":
+        raise ConfigError(
+            f"verifier.function = '{verifier.function}' is for verifier.kind = 'callable', but that is '{kind}', which"
+            " would score without it; set the kind, or add the function to [verifier.rewards] with a weight."
+        )
+    if verifier.function:
+        check_function_name("verifier.function", verifier.function)
+    if verifier.rounded_digits and kind != "math":
+        raise ConfigError(
+            f"verifier.rounded_digits = {verifier.rounded_digits} is for verifier.kind = 'math', but that is '{kind}';"
+            " set the kind, or remove rounded_digits."
+        )
+    check_rewards(verifier.rewards)
+
+
 def check_rewards(rewards: Mapping[str, float]) -> None:
     """ConfigError unless each reward is known, has a finite weight and a name that no other has."""
     for spec, weight in rewards.items():
@@ -49,6 +70,8 @@ def check_rewards(rewards: Mapping[str, float]) -> None:
                 f"verifier.rewards names '{spec}', which cannot be called '{name_of(spec)}' in the logs; give the"
                 " function another name."
             )
+        if is_function(spec):
+            check_function_name("verifier.rewards", spec)
     if len(weights(rewards)) < len(rewards):
         raise ConfigError(
             "verifier.rewards has two functions of the same name, and the logs could not tell them apart; rename one."

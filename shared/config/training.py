@@ -291,3 +291,24 @@ def check_dual_clip(loss: LossConfig) -> None:
             f"loss.dual_clip = {loss.dual_clip:g} must be above 1 + clip_high = {loss.ratio_bounds[1]:g}; 3 is its"
             " paper's."
         )
+
+
+def check_teacher(loss: LossConfig, teacher: TeacherConfig, temperature: float) -> None:
+    here = bool(teacher.prompt or teacher.adapter)
+    if loss.kind == "opd" and not (here or teacher.url):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher, but teacher.prompt and teacher.adapter are empty, so it would be the"
+            " policy that the run begins with; set one of them, or teacher.url."
+        )
+    if loss.kind != "opd" and (here or teacher.url):
+        raise ConfigError(
+            f"[teacher] is set but loss.kind = '{loss.kind}' has no teacher; set loss.kind to 'opd', or remove it."
+        )
+    if not teacher.url:
+        return
+    if here:
+        raise ConfigError("teacher.url is another model; remove it, or teacher.prompt and teacher.adapter.")
+    if not teacher.url.startswith(("http://", "https://")):
+        raise ConfigError(f"teacher.url = '{teacher.url}' is not allowed: expected http://host:port/v1.")
+    if temperature != 1.0:
+        raise ConfigError(f"rollout.temperature = {temperature:g}, but the server at teacher.url has 1; set it to 1.")

@@ -1,9 +1,11 @@
-"""What the sections of the configuration are made of: their base class, and numbers with a range."""
+"""What the sections of the configuration are made of: their base class, numbers with a range, names of functions."""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+from shared.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -15,3 +17,10 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections."""
+
+
+def check_function_name(key: str, name: str) -> None:
+    """ConfigError unless it is a name in a file of the user's."""
+    file, _, function = name.rpartition(":")
+    if not file or not function.isidentifier():
+        raise ConfigError(f"{key} names '{name}', expected path/to/file.py:name; add what is missing.")

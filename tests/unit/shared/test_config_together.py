@@ -19,6 +19,21 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
     ("overrides", "part"),
     [
         (["verifier.kind=callable"], "verifier.function is empty"),
+        (
+            ["verifier.function=r.py:f"],
+            "is for verifier.kind = 'callable', but that is 'gsm8k', which would score without",
+        ),
+        (["verifier.rounded_digits=3"], "is for verifier.kind = 'math', but that is 'gsm8k'; set the kind, or remove"),
+        *(
+            (
+                ["verifier.kind=callable", f"verifier.function={name}"],
+                f"verifier.function names '{name}', expected path/",
+            )
+            for name in ("r.py", ":f", "r.py:", "r.py:a.b")
+        ),
+        (["verifier.rewards={':f' = 1.0}"], "verifier.rewards names ':f', expected path/to/file.py:name"),
+        (["environment.function=games"], "environment.function names 'games', expected path/to/file.py:name"),
+        (["environment.tools=['t.py:add', 'x']"], "environment.tools names 'x', expected path/to/file.py:name"),
         (["verifier.kind=environment"], "environment.function is empty"),
         (["loss.kind=sft", "environment.function=env.py:Env"], "written answers and no environment"),
         (["environment.kind=agent"], "environment.kind is 'agent' but environment.function is empty"),
@@ -101,7 +116,10 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["verifier.kind=callable", "verifier.function=mine.py:score"],
+        ["verifier.kind=callable", "verifier.function=~/my rewards/mine.py:score"],
+        ["verifier.kind=callable", "verifier.rewards={'mine.py:right' = 1.0}"],
+        ["verifier.kind=math", "verifier.rounded_digits=3"],
+        ["environment.function=env.py:Env", "environment.tools=['t.py:add']", "verifier.kind=environment"],
         ["link.endpoint=tcp://10.0.0.1:5757"],
         ["curriculum.ewc=1", "curriculum.kind=levels"],
         ["curriculum.kl_to=stage", "loss.kl_beta=0.01", "curriculum.kind=sent"],
