@@ -64,7 +64,7 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Number of solved examples that are shown before every question, as earlier messages of the chat. They are the
     first rows of the training file, with their solution if there is one, and are not trained on. Each must have a
     question and an answer."""
-    levels: tuple[Annotated[int, Meta(ge=1, le=3)], ...] = (1, 2, 3)
+    levels: Annotated[tuple[Annotated[int, Meta(ge=1, le=3)], ...], Meta(min_length=1)] = (1, 2, 3)
     """Levels of the embedded tasks: any of 1, 2 and 3."""
     limit: NonNegative = 2048
     """Largest number of training tasks. A longer data set is sampled by `seed`; 0 takes all of it."""

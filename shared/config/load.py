@@ -64,6 +64,22 @@ REFUSED = {
     ),
 }
 """Keys and values that other tools have, and why there are none here."""
+OTHER_NAMES = {
+    "group_size": "rollout.group",
+    "num_generations": "rollout.group",
+    "learning_rate": "optimizer.lr",
+    "lr": "optimizer.lr",
+    "beta": "loss.kl_beta",
+    "lora_rank": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "max_steps": "run.steps",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_completion_length": "rollout.max_new_tokens",
+    "temperature": "rollout.temperature",
+}
+"""What other tools call a key -> the key that means the same."""
+MISSPELT, ALIKE = 0.85, 0.6
+"""How close a name is to one that it is meant to be, and to one that it may be; 1 is equal."""
 YAML_SUFFIXES = (".yaml", ".yml")
 TOKEN_BYTES = 13
 """Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
@@ -77,7 +93,7 @@ ARRAYS_BYTES = 512
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     """A TOML or YAML file, with `section.key=value` overrides on top."""
-    tree = read_yaml(path) if path.suffix in YAML_SUFFIXES else read_toml(path)
+    tree = read_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else read_toml(path)
     for override in overrides:
         apply_override(tree, override)
     return resolve(tree)
@@ -134,8 +150,7 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
         if reason := REFUSED.get(f"{path}{key}") or REFUSED.get(f"{path}{key} = {value}"):
             raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"Unknown key '{path}{key}'; did you mean '{path}{near}'?")
+            raise ConfigError(f"Unknown key '{path}{key}'; {meant(key, hints, path)}")
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, Section):
             if not isinstance(value, Mapping):
@@ -145,6 +160,24 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
             refuse_unknown_keys(value, kind, f"{path}{key}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path}{key} = {value} is not allowed: expected a finite number.")
+
+
+def meant(key: str, known: Iterable[str], path: str) -> str:
+    """What an unknown key may stand for. known: the keys at `path`."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=ALIKE)
+    found = [f"{path}{name}" for name in near]
+    if not near or difflib.SequenceMatcher(None, key, near[0]).ratio() < MISSPELT:
+        found = elsewhere(key) or found
+    if found:
+        return f"did you mean {' or '.join(map(repr, found))}?"
+    return f"expected one of {', '.join(known)}."
+
+
+def elsewhere(key: str) -> list[str]:
+    """Keys of this name in all sections, and that which other tools call so."""
+    sections = hints_of(Config).items()
+    found = [f"{name}.{key}" for name, section in sections if key in section.__struct_fields__]
+    return list(dict.fromkeys([*found, *filter(None, [OTHER_NAMES.get(key)])]))
 
 
 def explain(message: str, tree: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 meaning; there is no other list.
 
 Layers, later wins: the defaults, a TOML file (a preset or the user's own), `--set section.key=value`.
-An unknown key, a wrong type or a value out of range is refused, with its path and the nearest known key.
+An unknown key, a wrong type or a value out of range is refused, with its path and what was meant.
 The resolved tree is written to the run directory as JSON, and every process reads it from there.
 Left out on purpose: environment variables, includes, per-machine overrides. No torch here: config errors come at once.
 """
