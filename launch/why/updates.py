@@ -27,7 +27,7 @@ SETTLED = 5
 LOST = 0.1
 """Share of its first right completions that a broken policy still gets. Chance and harder tasks cost far less."""
 FEW_UPDATES = 8
-"""Updates before a learning rate is judged."""
+"""Updates after the warm-up before a learning rate is judged."""
 USUAL_LR, EMBEDDED_LR = 1e-4, 2e-3
 """For LoRA and a model of a billion parameters, and for the embedded one of a million."""
 FAR_TOO_SMALL = 0.1
@@ -89,11 +89,12 @@ def still_zero(view: RunView) -> Iterator[RunVerdict]:
 def rate_too_small(view: RunView) -> Iterator[RunVerdict]:
     usual = EMBEDDED_LR if view.config.model.path in EMBEDDED else USUAL_LR
     rate = view.config.optimizer.lr
-    if rate <= FAR_TOO_SMALL * usual and view.updates >= FEW_UPDATES and not view.rises:
+    updates = view.updates - view.updates_until(view.config.optimizer.warmup_steps)
+    if rate < FAR_TOO_SMALL * usual and updates >= FEW_UPDATES and not view.rises:
         yield RunVerdict(
             name="the learning rate is meant for full fine-tuning",
             fault=True,
-            evidence=f"optimizer.lr is {rate:g} and the reward has not moved in {view.updates} updates"
+            evidence=f"optimizer.lr is {rate:g} and the reward has not moved in {updates} updates"
             f" ({view.was(REWARD):.2f}, {view.now(REWARD):.2f}); LoRA needs about ten times the rate",
             remedy=f"Try --set optimizer.lr={usual:g}",
             sure=0.95,

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from launch.commands.evaluate import first_adapter
-from launch.presets.load import load_config
+from launch.presets.load import PRESETS_DIR, load_config
 from launch.why.command import KeptVerdicts, add_verdict, verdicts, why
-from launch.why.view import view_of
+from launch.why.updates import rate_too_small
+from launch.why.view import REWARD, RunView, view_of
 from protocol.outcome import Outcome
+from shared.config.load import read_config
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import warm_start
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, share_of, write_evaluation
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Maker = Callable[[Path], RunDir]
 FLAT: dict[str, Any] = {"reward_mean": 0.5}
+LOW_RATE = {"optimizer.lr": 1e-6, "model.path": "Qwen/Qwen2.5-0.5B"}
 LAGGED = {"pipeline.max_lag": 4}
 DISTILLED = {"loss.kind": "opd", "teacher.prompt": '"Think."'}
 FOUR_AT_WORK = {f"box-{place}/waiting": 0.2 for place in range(4)} | {"gone/waiting": 1.0}
@@ -130,7 +133,7 @@ WRITTEN: dict[str, tuple[str, Maker]] = {
     "errors beside abstentions": ("the verifier fails: error", says(error=0.3, abstain=0.4)),
     "one refused, stopped": (REFUSED, lambda path: refused_at(path, 4, steps=3)),
     "adapter zero": ("the adapter is still zero", zero_adapter),
-    "rate of another model": (LR, says(**FLAT, sets={"optimizer.lr": 1e-6, "model.path": "Qwen/Qwen2.5-0.5B"})),
+    "rate of another model": (LR, says(**FLAT, sets=LOW_RATE)),
     "collapse": ("entropy collapses", says(reward_mean=(0.5, 0.45), entropy_mean=lambda step: 0.5 * 0.8**step)),
     "explosion": ("entropy explodes", says(reward_mean=(0.5, 0.1), entropy_mean=(0.3, 3.0))),
     "explosion, flat": ("entropy explodes", says(**FLAT, entropy_mean=(0.3, 2.0))),
@@ -164,6 +167,7 @@ WRITTEN: dict[str, tuple[str, Maker]] = {
     "held-out falls, in intervals": (DISAGREE, lambda path: held_out_falls(path, tasks=False)),
     "right ones fall": (DISAGREE, says(reward_mean=(0.3, 0.9), correct=(0.6, 0.2))),
     "flat": (FLAT_REWARD, says(**FLAT)),
+    "flat while the rate rises": (FLAT_REWARD, says(**FLAT, sets=LOW_RATE | {"optimizer.warmup_steps": 20})),
     "falls": ("the reward falls", says(reward_mean=(0.6, 0.3))),
     "cut, made up": ("answers are cut off", says(reward_mean=0.05, truncated=0.9)),
     "no cause": ("a process failed", says(status="failed")),
@@ -234,6 +238,12 @@ def test_nothing_is_found_in_a_healthy_run(name: str, run_path: Path) -> None:
     expected, make = HEALTHY[name]
     found = told(make(run_path))
     assert [(each.name, each.fault) for each in found] == [(expected, False)], found
+
+
+def test_no_preset_has_a_rate_that_is_called_too_small() -> None:
+    rows = [{"step": float(step), "grad_norm": 0.1, REWARD: 0.5} for step in range(1, 61)]
+    views = {path.stem: RunView(config=read_config(path), rows=rows) for path in PRESETS_DIR.glob("*.toml")}
+    assert [name for name, view in views.items() if list(rate_too_small(view))] == []
 
 
 SLOW = {"gsm8k", "math", "seed 2"}
