@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
-from shared.config.data import Advantage, CurriculumConfig, RewardConfig, VerifierConfig
+from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.environment import EnvironmentConfig, check_agent, check_functions, check_semantic_entropy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_verifier
@@ -23,11 +23,10 @@ from shared.config.processes import (
     ComputeConfig,
     EvalConfig,
     LinkConfig,
-    check_link,
     check_parallel,
     check_servers,
 )
-from shared.config.training import check_objective, check_teacher
+from shared.config.training import check_advantage, check_objective, check_teacher
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
 from shared.config.yaml_file import yaml_tree
@@ -81,6 +80,7 @@ OTHER_NAMES = {
 MISSPELT, ALIKE = 0.85, 0.6
 """How close a name is to one that it is meant to be, and to one that it may be; 1 is equal."""
 YAML_SUFFIXES = (".yaml", ".yml")
+TCP = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})")
 TOKEN_BYTES = 13
 """Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
 TEACHER_BYTES = 4
@@ -238,6 +238,11 @@ def check_together(config: Config) -> None:
     token_bytes = TOKEN_BYTES + (TEACHER_BYTES if config.teacher.url else 0)
     check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens, token_bytes)
     check_evaluation(config.eval, config.rollout.max_new_tokens, config.tasks.max_prompt_tokens)
+    if config.reward.length and config.reward.length_free >= config.rollout.max_new_tokens:
+        raise ConfigError(
+            f"reward.length_free = {config.reward.length_free} is not below rollout.max_new_tokens ="
+            f" {config.rollout.max_new_tokens}, so reward.length would never count; set it lower, or remove both."
+        )
     check_link(config.link)
 
 
@@ -252,6 +257,34 @@ def check_curriculum(curriculum: CurriculumConfig, kl_beta: float) -> None:
             f"curriculum.kl_to = '{curriculum.kl_to}' says what loss.kl_beta keeps the policy close to, but that is 0;"
             " set it to 0.01, say, or remove curriculum.kl_to."
         )
+
+
+def check_link(link: LinkConfig) -> None:
+    if link.endpoint != "ipc" and (not is_tcp(link.endpoint) or link.endpoint.startswith("tcp://*")):
+        raise ConfigError(
+            f"link.endpoint = '{link.endpoint}' is not allowed: expected 'ipc' or tcp://host:port, as in"
+            " tcp://10.0.0.1:5757."
+        )
+    if link.bind and not is_tcp(link.bind):
+        raise ConfigError(
+            f"link.bind = '{link.bind}' is not allowed: expected tcp://host:port, as in tcp://0.0.0.0:5757."
+        )
+    if link.bind and link.endpoint == "ipc":
+        raise ConfigError(
+            f"link.bind = '{link.bind}' says where the learner listens, but with link.endpoint = 'ipc' actors look for"
+            " it in a folder of this machine; set link.endpoint to tcp://host:port as actors reach it, or remove it."
+        )
+    if link.silence_s <= link.heartbeat_s:
+        raise ConfigError(
+            f"link.silence_s must be larger than link.heartbeat_s, but they are {link.silence_s:g} and"
+            f" {link.heartbeat_s:g}, so every peer would count as dead; set link.silence_s higher."
+        )
+
+
+def is_tcp(address: str) -> bool:
+    """Whether it has the form of ZeroMQ's addresses; a host may be a name, a number, [IPv6], an interface, or *."""
+    found = TCP.fullmatch(address)
+    return found is not None and 0 < int(found[1]) < 65536
 
 
 def check_adapter_dtype(link: LinkConfig, compute: ComputeConfig) -> None:
@@ -285,23 +318,6 @@ def check_ranks(lora: LoraConfig, actor: ActorConfig) -> None:
         )
 
 
-def check_advantage(advantage: Advantage, reward: RewardConfig, verifier: VerifierConfig) -> None:
-    """Refuse one that is not defined for these rewards."""
-    shaped = reward.length != 0.0 or reward.truncated != 0.0
-    named = sum(weight != 0.0 for weight in verifier.rewards.values())
-    if advantage == "maxrl" and (shaped or (named and not verifier.adds_up_rewards)):
-        raise ConfigError(
-            "reward.advantage = 'maxrl' divides by the mean score, which stands for the chance to be right, but"
-            " verifier.rewards, reward.length or reward.truncated add to it; remove them or set their weights to 0, or"
-            " choose another advantage."
-        )
-    if advantage == "gdpo" and not shaped and named < (2 if verifier.adds_up_rewards else 1):
-        raise ConfigError(
-            "reward.advantage = 'gdpo' combines several rewards, and there is only the verifier's score; add"
-            " verifier.rewards, reward.length or reward.truncated, or set it to 'batch'."
-        )
-
-
 def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int, token_bytes: int) -> None:
     """Refuse an order whose completions, when all reach the cap, do not fit into one message."""
     wanted = min(rollout.groups_per_order or most_prompts, most_prompts)
@@ -317,11 +333,17 @@ def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int, 
 
 
 def check_evaluation(evaluation: EvalConfig, training_cap: int, prompt_tokens: int) -> None:
-    """The same for the completions of one task; and when a process of its own has something to evaluate."""
+    """The same for the completions of one task; and when a second cap or a process of its own has nothing to do."""
     if evaluation.beside and not (evaluation.problems and evaluation.every):
         raise ConfigError(
             "eval.beside evaluates checkpoints while the run trains, but eval.every or eval.problems is 0; set both, or"
             " remove eval.beside."
+        )
+    usual = evaluation.max_new_tokens or training_cap
+    if evaluation.problems and 0 < evaluation.long_cap <= usual:
+        raise ConfigError(
+            f"eval.long_cap = {evaluation.long_cap} evaluates again with a larger cap, but the normal one has {usual}"
+            " tokens; set it higher, or to 0."
         )
     cap = evaluation.longest_completion(training_cap)
     if cap and not most_groups(evaluation.samples, cap, prompt_tokens):

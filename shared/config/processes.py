@@ -307,16 +307,6 @@ def check_servers(engine: str, urls: Sequence[str]) -> None:
             )
 
 
-def check_link(link: LinkConfig) -> None:
-    if link.endpoint != "ipc" and not link.endpoint.startswith("tcp://"):
-        raise ConfigError(f"link.endpoint = '{link.endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
-    if link.silence_s <= link.heartbeat_s:
-        raise ConfigError(
-            f"link.silence_s must be larger than link.heartbeat_s, but they are {link.silence_s:g} and"
-            f" {link.heartbeat_s:g}, so every peer would count as dead; set link.silence_s higher."
-        )
-
-
 def check_parallel(
     compute: ComputeConfig, model: ModelConfig, actor: ActorConfig, constraint: ConstraintConfig
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config.data import RewardConfig
+from shared.config.data import Advantage, RewardConfig, VerifierConfig
 from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from shared.errors import ConfigError
 
@@ -290,6 +290,23 @@ def check_dual_clip(loss: LossConfig) -> None:
         raise ConfigError(
             f"loss.dual_clip = {loss.dual_clip:g} must be above 1 + clip_high = {loss.ratio_bounds[1]:g}; 3 is its"
             " paper's."
+        )
+
+
+def check_advantage(advantage: Advantage, reward: RewardConfig, verifier: VerifierConfig) -> None:
+    """Refuse one that is not defined for these rewards."""
+    shaped = reward.length != 0.0 or reward.truncated != 0.0
+    named = sum(weight != 0.0 for weight in verifier.rewards.values())
+    if advantage == "maxrl" and (shaped or (named and not verifier.adds_up_rewards)):
+        raise ConfigError(
+            "reward.advantage = 'maxrl' divides by the mean score, which stands for the chance to be right, but"
+            " verifier.rewards, reward.length or reward.truncated add to it; remove them or set their weights to 0, or"
+            " choose another advantage."
+        )
+    if advantage == "gdpo" and not shaped and named < (2 if verifier.adds_up_rewards else 1):
+        raise ConfigError(
+            "reward.advantage = 'gdpo' combines several rewards, and there is only the verifier's score; add"
+            " verifier.rewards, reward.length or reward.truncated, or set it to 'batch'."
         )
 
 

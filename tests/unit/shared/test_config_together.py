@@ -46,7 +46,31 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
             "environment.tools is for prompts that we write",
         ),
         (["curriculum.kind=sent", "environment.tools=['t.py:add']"], "semantic entropy is measured on replies"),
-        (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
+        *(
+            (
+                [f"link.endpoint={address}"],
+                f"link.endpoint = '{address}' is not allowed: expected 'ipc' or tcp://host:port",
+            )
+            for address in (
+                "udp://host:1",
+                "tcp://127.0.0.1",
+                "tcp://:5757",
+                "tcp://*:5757",
+                "tcp://h:0",
+                "tcp://h:65536",
+            )
+        ),
+        *(
+            (
+                ["link.endpoint=tcp://h:1", f"link.bind={address}"],
+                f"link.bind = '{address}' is not allowed: expected tcp",
+            )
+            for address in ("0.0.0.0:5757", "tcp://0.0.0.0", "tcp://*:*", "ipc:///x", "tcp://0.0.0.0:5757/")
+        ),
+        (
+            ["link.bind=tcp://0.0.0.0:5757"],
+            "but with link.endpoint = 'ipc' actors look for it in a folder of this machine",
+        ),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
         (["curriculum.ewc=1"], "curriculum.kind = 'shuffled' has no stages"),
@@ -99,6 +123,15 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
         (["rollout.prompts=5000"], "set rollout.groups_per_order to at most 4096"),
         (["rollout.group=4096", "rollout.max_new_tokens=4096"], "set rollout.group or rollout.max_new_tokens lower"),
         (["eval.samples=1024", "eval.long_cap=8192"], "eval.samples = 1024 completions of up to 8192 tokens may be"),
+        (
+            ["eval.long_cap=64"],
+            "eval.long_cap = 64 evaluates again with a larger cap, but the normal one has 64 tokens",
+        ),
+        (
+            ["eval.max_new_tokens=200", "eval.long_cap=128"],
+            "but the normal one has 200 tokens; set it higher, or to 0.",
+        ),
+        (["reward.length=-0.1", "reward.length_free=64"], "is not below rollout.max_new_tokens = 64, so reward.length"),
         (["eval.beside=true"], "eval.every or eval.problems is 0"),
         (["eval.beside=true", "eval.every=2", "eval.problems=0"], "eval.every or eval.problems is 0"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
@@ -121,6 +154,12 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["verifier.kind=math", "verifier.rounded_digits=3"],
         ["environment.function=env.py:Env", "environment.tools=['t.py:add']", "verifier.kind=environment"],
         ["link.endpoint=tcp://10.0.0.1:5757"],
+        ["link.endpoint=tcp://[fe80::1%eth0]:5757", "link.bind=tcp://*:5757"],
+        ["link.endpoint=tcp://learner:65535", "link.bind=tcp://eth0:1"],
+        ["reward.length=-0.1", "reward.length_free=63"],
+        ["reward.length_free=64"],
+        ["eval.max_new_tokens=32", "eval.long_cap=33"],
+        ["eval.problems=0", "eval.long_cap=32"],
         ["curriculum.ewc=1", "curriculum.kind=levels"],
         ["curriculum.kl_to=stage", "loss.kl_beta=0.01", "curriculum.kind=sent"],
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
