@@ -3,6 +3,8 @@
 Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML or YAML file.
 """
 
+import difflib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from shared.config.load import read_config
 from shared.config.tree import Config
 from shared.errors import ConfigError
 from shared.process.processor import settled_config
+from shared.run.run_dir import RunDir
 
 PRESETS_DIR = Path(__file__).parent
 EXAMPLES_DIR = PRESETS_DIR.parent / "examples"
@@ -50,5 +53,9 @@ def find_source(source: str) -> Path:
     path = Path(source)
     if path.is_file():
         return path
-    known = ", ".join(sorted(p.stem for p in PRESETS_DIR.glob("*.toml")))
-    raise ConfigError(f"There is no preset and no file named '{source}'; presets are: {known}.")
+    if os.path.isfile(RunDir(path).config):
+        raise ConfigError(f"{source} is a run, expected a preset or a file; `resume {source}` continues it.")
+    known = sorted(p.stem for p in PRESETS_DIR.glob("*.toml"))
+    near = difflib.get_close_matches(source, known, n=1)
+    meant = f"did you mean '{near[0]}'? Presets" if near else "presets"
+    raise ConfigError(f"There is no preset and no file named '{source}'; {meant} are: {', '.join(known)}.")

@@ -10,7 +10,9 @@ from launch.commands.run import describe
 from launch.presets.load import PRESETS_DIR, find_source, load_config
 from launch.supervisor.topology import topology
 from shared.config.load import read_config
+from shared.config.processes import CheckpointConfig, EvalConfig
 from shared.config.tree import Config
+from shared.errors import ConfigError
 
 PRESETS = sorted(path.stem for path in PRESETS_DIR.glob("*.toml"))
 TWIN = "_embedded"
@@ -58,6 +60,28 @@ def test_a_twin_has_the_same_curriculum_verifier_objective_and_code(name: str) -
     assert twin.batch.recompute == real.batch.recompute
     assert twin.rollout.replacement_rounds == real.rollout.replacement_rounds
     assert bool(twin.rollout.groups_per_order) == bool(real.rollout.groups_per_order)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_twin_has_the_defaults_that_the_readme_says(name: str) -> None:
+    real, twin = (read_config(find_source(each)) for each in (name, name + TWIN))
+    assert (twin.eval, twin.checkpoint, twin.rollout.temperature) == (EvalConfig(), CheckpointConfig(), 1.0)
+    on_card = real.compute.device == "cuda"
+    assert twin.compute.dtype == ("bf16" if on_card else "auto") and twin.compute.device != "cuda"
+    assert on_card or real.model.path != "Qwen/Qwen2.5-1.5B-Instruct", "too large for a CPU"
+
+
+def test_a_misspelt_preset_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"named 'embeded'; did you mean 'embedded'\? Presets are: calculator, "):
+        find_source("embeded")
+    with pytest.raises(ConfigError, match="no file named 'zzz'; presets are: calculator, "):
+        find_source("zzz")
+
+
+def test_a_run_is_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"^{tmp_path} is a run, expected a preset or a file; `resume {tmp_path}`"):
+        find_source(str(tmp_path))
 
 
 def test_dry_runs_need_no_network_and_load_no_library(tmp_path: Path) -> None:
