@@ -23,7 +23,7 @@ from launch.supervisor.topology import Process, topology
 from launch.tracking.trackers import check_tracker
 from protocol.access.keys import create_actor_key
 from shared.config.data import CurriculumConfig
-from shared.config.load import config_from_json, config_to_json
+from shared.config.load import check_together, config_from_json, config_to_json
 from shared.config.processes import MAX_ACTORS, MAX_RANKS, ActorConfig, ComputeConfig
 from shared.config.training import OnFault
 from shared.config.tree import Config
@@ -66,12 +66,9 @@ def resume_run(
             config,
             run=replace(config.run, steps=steps or config.run.steps),
             guard=replace(config.guard, on_fault=on_fault or config.guard.on_fault),
-            compute=replace(
-                config.compute,
-                actors=at_most("--actors", actors or config.compute.actors, MAX_ACTORS),
-                ranks=at_most("--ranks", ranks or config.compute.ranks, MAX_RANKS),
-            ),
+            compute=with_counts(config.compute, actors, ranks),
         )
+        check_together(changed)  # while nothing is written
         if resample_step is not None:  # it may be refused, so do it before writing anything
             print(resample(run, resample_step, changed.run.steps, changed.checkpoint.keep), file=sys.stderr)
         if actors:
@@ -96,6 +93,14 @@ def resume_run(
     with supervising(on, places) as supervise:
         watch_run(run, changed, verbose=verbose, trace=trace, supervise=supervise)
     return 0
+
+
+def with_counts(compute: ComputeConfig, actors: int | None, ranks: int | None) -> ComputeConfig:
+    return replace(
+        compute,
+        actors=at_most("--actors", actors or compute.actors, MAX_ACTORS),
+        ranks=at_most("--ranks", ranks or compute.ranks, MAX_RANKS),
+    )
 
 
 def config_to_resume(run: RunDir, on: Machine) -> Config:

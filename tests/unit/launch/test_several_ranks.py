@@ -67,6 +67,17 @@ def test_the_flag_is_the_key_and_resume_has_it_too(tmp_path: Path, capsys: pytes
     assert config_from_json((out / "config.json").read_bytes()).compute.ranks == 4
 
 
+def test_ranks_that_contradict_the_configuration_are_refused_and_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["run", "--prepare", "--out", str(out), "--set", "link.adapter_dtype=bf16"]) == 0
+    before = (out / "config.json").read_bytes()
+    assert main(["resume", str(out), "--ranks", "2"]) == 2
+    assert "link.adapter_dtype = 'bf16' rounds the adapters" in capsys.readouterr().err
+    assert (out / "config.json").read_bytes() == before
+
+
 def test_the_threads_of_all_ranks_count(tmp_path: Path) -> None:
     assert ComputeConfig(ranks=3, learner_threads=2, actor_threads=1).threads == 7
     all_cores = cores_here()
