@@ -1,6 +1,7 @@
 """Start the processes of a run, show it while it trains, and report when it ends. `run` and `resume` share this."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from secrets import token_hex
@@ -16,7 +17,9 @@ from launch.supervisor.starter import ForkServerStarter
 from launch.supervisor.supervise import Screen, Supervise, Supervisor
 from launch.supervisor.topology import Topology, arithmetic, topology
 from launch.why.command import add_verdict
+from protocol.plain_text import for_terminal
 from shared.config.tree import Config
+from shared.errors import UserError
 from shared.process.entry_point import keep_to_itself
 from shared.process.trace import join_traces
 from shared.run.run_dir import RunDir
@@ -46,8 +49,18 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool, superv
         print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise
     finally:
-        if trace:
-            print(f"{join_traces(run)} shows when each process computed; open it in https://ui.perfetto.dev")
-        add_verdict(run)
-        write_report(run)
+        if trace and could_write("trace.json", join_traces, run):
+            print(f"{run.trace} shows when each process computed; open it in https://ui.perfetto.dev")
+        could_write("the verdict in summary.json", add_verdict, run)
+        could_write("report.html", write_report, run)
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)
+
+
+def could_write(what: str, write: Callable[[RunDir], object], run: RunDir) -> bool:
+    """Of a run that has ended. If it cannot be written that is a warning, so that the user learns how the run ended."""
+    try:
+        write(run)
+    except (UserError, OSError) as error:
+        print(for_terminal(f"warning: {what} could not be written: {error}"), file=sys.stderr)
+        return False
+    return True

@@ -1,14 +1,23 @@
-"""The end of a learner, seen at any moment: what ended with an error is never taken for a run that is done."""
+"""The end of a learner, seen at any moment: what ended with an error is never taken for a run that is done. And what is
+written afterwards: it changes nothing about how the run ended."""
 
+import errno
 import math
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from launch.__main__ import main
+from launch.commands.watch_run import watch_run
 from launch.supervisor.restarts import SupervisorLimits
-from launch.supervisor.supervise import Supervisor
+from launch.supervisor.supervise import Screen, Supervisor
 from launch.supervisor.topology import Process, ProcessFailed, Topology
+from shared.config.load import config_from_json
+from shared.run.run_dir import RunDir
+from shared.run.summary import read_summary
+from tests.support.disk_faults import failing
+from tests.support.run_files import write_run
 
 QUICK = SupervisorLimits(tick_s=0.0, leaving_s=0.0, grace_s=0.0)
 
@@ -74,3 +83,45 @@ def test_a_learner_that_fails_between_two_looks_has_failed(looks: int, tmp_path:
 @pytest.mark.parametrize("looks", range(8))
 def test_a_learner_that_is_done_ends_the_run(looks: int, tmp_path: Path) -> None:
     supervisor(tmp_path, looks, 0).run()
+
+
+# --- what is written afterwards
+
+
+def end_with(error: BaseException | None, folder: Path, fault: int) -> RunDir:
+    """Watch a run that ends like this; the rename of the file that has this number is refused."""
+    run = RunDir(folder / "run")
+    assert main(["run", "--prepare", "--out", str(run.path)]) == 0
+    write_run(run, status="done", rewards=[0.5] * 6, evaluated=("base", "final"))
+
+    def supervise(plan: Topology, screen: Screen, limits: SupervisorLimits) -> None:
+        if error:
+            raise error
+
+    with failing("rename", errno.ENOSPC, nth=fault):
+        config = config_from_json(run.config.read_bytes())
+        watch_run(run, config, verbose=False, trace=True, supervise=supervise)
+    return run
+
+
+@pytest.mark.parametrize("error", [ProcessFailed("the learner crashed"), KeyboardInterrupt()])
+@pytest.mark.parametrize("fault", [1, 2, 3])
+def test_what_cannot_be_written_afterwards_does_not_hide_how_the_run_ended(
+    error: BaseException, fault: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(type(error)) as ended:
+        end_with(error, tmp_path, fault)
+    assert ended.value is error
+    said = [line for line in capsys.readouterr().err.splitlines() if "No space left on device" in line]
+    what = ["trace.json", "the verdict in summary.json", "report.html"][fault - 1]
+    assert len(said) == 1 and said[0].startswith(f"warning: {what} could not be written: ")
+    run = RunDir(tmp_path / "run")
+    summary = read_summary(run)
+    assert summary and (run.trace.is_file(), summary.why is not None, run.report.is_file()) == tuple(
+        number != fault for number in (1, 2, 3)
+    )
+
+
+def test_a_run_that_is_done_is_done_without_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = end_with(None, tmp_path, 3)
+    assert not run.report.exists() and "reward" in capsys.readouterr().out
