@@ -213,7 +213,7 @@ def finish_followers(run: RunDir, processes: Sequence[Process]) -> None:
     keep_to_itself()
     followers = Followers(processes, SupervisorLimits(), print)
     try:
-        followers.start_after_end(lambda: None)
+        followers.start_after_end()
     finally:
         followers.kill()
     # Imported late, as the display.

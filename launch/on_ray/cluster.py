@@ -83,7 +83,8 @@ def supervise_again(
             return supervisor.run()
         except LearnerKilled:
             restarts.count_steps(screen.tick())
-            if not restarts.plan(name, LOST, time.monotonic()):
+            # The user may have asked to stop after the learner was lost.
+            if supervisor.interrupts.count or not restarts.plan(name, LOST, time.monotonic()):
                 raise
             count = restarts.deaths[name]
             supervisor.note(f"{name} was killed or lost; restarting everything ({count} of {limits.restarts})")

@@ -4,7 +4,8 @@
     exits 2            a user error: a note with its sentence, not started again
     hangs, is stopped  nobody waits for it, until the run has ended
     run has ended      asked to finish (SIGTERM, or --ended if it has to be started again), killed after a grace period
-                       -> a note. One that is awaited, the evaluator, has as much time as it needs
+                       -> a note. One that is awaited, the evaluator, has as much time as it needs, until the user
+                       asks to stop
 
 What a follower has not done is left for the next `resume`, also of a run that is done.
 """
@@ -75,26 +76,27 @@ class Followers:
         why = f": {said[0].removeprefix(PREFIX)}" if said else ""
         self.note(f"{child.name} {how_it_ended(code)}{why} The run goes on without it; log: {child.process.log}")
 
-    def finish(self, tick: Callable[[], None]) -> None:
-        """Give them time for the rest. tick: called while waiting; it may raise."""
+    def finish(self, asked_to_stop: Callable[[], bool]) -> None:
+        """Give them time for the rest. asked_to_stop: called while waiting; it may raise."""
         self.run_has_ended = True
         for child in self.children.values():
             child.ask_to_stop()
-        self.wait(tick)
+        self.wait(asked_to_stop)
 
-    def start_after_end(self, tick: Callable[[], None]) -> None:
+    def start_after_end(self) -> None:
         """Of a run that had ended before: start them for what they had not done, and give them time for it."""
         self.run_has_ended = True
         self.start()
-        self.wait(tick)
+        self.wait(lambda: False)
 
-    def wait(self, tick: Callable[[], None]) -> None:
-        if any(child.process.awaited for child in self.children.values()):
-            self.note("waiting for the last evaluations")
+    def wait(self, asked_to_stop: Callable[[], bool]) -> None:
+        if not asked_to_stop() and any(child.process.awaited for child in self.children.values()):
+            self.note("waiting for the last evaluations; Ctrl-C leaves them to `resume`")
         deadline = time.monotonic() + self.limits.followers_s
         self.check()
         while any(child.process.awaited or time.monotonic() < deadline for child in self.children.values()):
-            tick()
+            if asked_to_stop():
+                self.leave_awaited()
             time.sleep(self.limits.tick_s)
             self.check()
         for child in self.children.values():
@@ -102,6 +104,11 @@ class Followers:
                 f"{child.name} was not ready {self.limits.followers_s:g} s after the end and was killed; `resume` lets"
                 " it continue"
             )
+
+    def leave_awaited(self) -> None:
+        for child in [child for child in self.children.values() if child.process.awaited]:
+            self.children.pop(child.name).kill()
+            self.note("the last evaluations are left to `resume`")
 
     def kill(self) -> None:
         for child in self.children.values():

@@ -9,7 +9,8 @@
     tracker dies, hangs     nothing happens to the run (followers.py); the same for the evaluator of eval.beside
     learner stopped, hung   all processes write their stacks, everything is killed -> which process, and its stacks
     first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns.
-                            An actor that dies after this is not started again: the learner can finish without it
+                            An actor that dies after this is not started again: the learner can finish without it.
+                            The last evaluations are left to `resume`, also if the learner has ended before
     second                  everything is killed                 -> KeyboardInterrupt
     output is closed        as at the first Ctrl-C               -> BrokenPipeError, at the end
 
@@ -92,6 +93,8 @@ class Supervisor:
         self.restarts = Restarts(self.limits)
         self.interrupts = Interrupts()
         self.stopping = False
+        """Whether the learner was asked to stop. A signal to all processes may end others before the loop has seen the
+        request, so what has died is judged by `interrupts`."""
         self.output_error: BrokenPipeError | None = None
         self.children: dict[str, Child] = {}
         self.followers = Followers(plan.followers, self.limits, self.note)
@@ -106,7 +109,7 @@ class Supervisor:
                 while not self.learner_done():
                     self.tick()
                 self.stop_actors()
-                self.followers.finish(self.handle_interrupts)
+                self.followers.finish(self.asked_to_stop)
             finally:
                 self.kill_all()
         if self.output_error:
@@ -148,7 +151,7 @@ class Supervisor:
         """Ranks that ended with an error, and their exit codes."""
         codes = [(rank, rank.exit_code() or 0) for rank in self.ranks]
         # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
-        fine = (0, -signal.SIGTERM) if self.stopping else (0,)
+        fine = (0, -signal.SIGTERM) if self.interrupts.count else (0,)
         return [(rank, code) for rank, code in codes if code not in fine]
 
     def raise_failure(self) -> None:
@@ -163,7 +166,7 @@ class Supervisor:
         if sentence := stall_sentence(first, code):
             raise self.stall_error(sentence)
         error = failure(first, code, self.restarts.steps_done)
-        raise LearnerKilled(str(error)) if code < 0 and not self.stopping else error
+        raise LearnerKilled(str(error)) if code < 0 and not self.interrupts.count else error
 
     def fail_if_learner_stopped(self, rank: Child) -> None:
         """Give up on a stopped learner. Its actors time out first, so that their message is reported."""
@@ -181,7 +184,6 @@ class Supervisor:
         if code is None:
             self.give_up_if_stopped(child)
             return
-        # Not `stopping`: a signal to all processes may end an actor before the loop has seen the request to stop.
         if self.interrupts.count > 0:
             return
         if not self.restarts.is_planned(actor.name):
@@ -241,10 +243,14 @@ class Supervisor:
         """First: stop after this step. Second: stop at once."""
         if self.interrupts.count >= 2:
             raise KeyboardInterrupt
-        if self.interrupts.count == 1 and not self.stopping:
+        if self.interrupts.count == 1 and not self.stopping and self.learner.exit_code() is None:
             self.stopping = True
             self.learner.ask_to_stop()
             self.note("finishing the step; Ctrl-C again stops at once")
+
+    def asked_to_stop(self) -> bool:
+        self.handle_interrupts()
+        return self.interrupts.count > 0
 
     def stop_actors(self) -> None:
         """The learner has told them to leave. SIGTERM, which would cut short what they clean up, is for one that had

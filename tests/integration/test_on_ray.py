@@ -122,6 +122,20 @@ def test_a_learner_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) -
     assert (tmp_path / "starts").read_text() == "x" * (1 + QUICK.restarts)
 
 
+class InterruptedAtTheEnd(FreshStarter):
+    """The user asks to stop while what a lost learner left is being killed."""
+
+    def close(self) -> None:
+        super().close()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_should_stop_is_not_started_again(tmp_path: Path) -> None:
+    with pytest.raises(LearnerKilled, match="SIGKILL"):
+        supervise_again(plan_with(tmp_path, 1), Notes(), QUICK, InterruptedAtTheEnd)
+    assert (tmp_path / "starts").read_text() == "x"
+
+
 # --- on a cluster
 
 

@@ -278,6 +278,39 @@ def test_a_learner_that_is_still_loading_is_simply_stopped(folder: Path) -> None
     assert listener.notes == ["finishing the step; Ctrl-C again stops at once"]
 
 
+def test_a_signal_to_all_processes_is_no_crash_of_a_learner_that_is_still_loading(folder: Path) -> None:
+    def terminate_all(_: Listener) -> None:
+        learner = int((folder / "learner.pids").read_text()) if (folder / "learner.ready").exists() else None
+        if learner and alive(learner):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(learner, signal.SIGTERM)
+            wait_until(lambda: not alive(learner), "the end of the learner", DEADLINE_S)
+
+    topology = plan(folder, "(here / 'learner.ready').touch()\n" + SERVE)
+    Supervisor(topology, Listener(terminate_all), FreshStarter(), QUICK).run()
+
+
+class Impatient(Listener):
+    """Does not want to wait for evaluations."""
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if text.startswith("waiting"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_after_the_end_leaves_the_last_evaluations(folder: Path) -> None:
+    # Not for ever, so that the test ends if nothing leaves it.
+    evaluator = child(folder, "evaluator", DEAF.replace("600", "20"))
+    topology = plan(folder, "wait_for('evaluator.ready')", ON_TERM + SERVE)
+    listener = Impatient()
+    Supervisor(replace(topology, followers=(replace(evaluator, awaited=True),)), listener, FreshStarter(), QUICK).run()
+    assert listener.notes == [
+        "waiting for the last evaluations; Ctrl-C leaves them to `resume`",
+        "the last evaluations are left to `resume`",
+    ]
+
+
 def test_handlers_are_put_back(folder: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     Supervisor(plan(folder, "pass"), Listener(), FreshStarter(), QUICK).run()

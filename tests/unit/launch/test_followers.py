@@ -60,7 +60,7 @@ def test_one_that_cannot_be_started_is_a_note(tmp_path: Path) -> None:
     made = followers(tmp_path, ("/no/such/program",), notes)
     made.start()
     made.check()
-    made.finish(lambda: None)
+    made.finish(lambda: False)
     assert len(notes) == 1
     assert "could not be started" in notes[0]
 
@@ -71,7 +71,7 @@ def test_one_that_does_not_end_is_killed_after_its_time(tmp_path: Path) -> None:
     made = followers(tmp_path, python(f"{code}; time.sleep(600)"), notes)
     made.start()
     check_until(made, lambda: "deaf" in (tmp_path / "tracker.log").read_text())
-    made.finish(lambda: None)
+    made.finish(lambda: False)
     made.kill()
     assert ["was not ready" in note for note in notes] == [True]
     assert made.children["tracker"].exit_code() == -9
@@ -83,7 +83,7 @@ def test_one_that_dies_after_the_end_is_started_again_and_told(tmp_path: Path) -
     made = followers(tmp_path, python(code), notes)
     made.start()
     check_until(made, lambda: "[]" in (tmp_path / "tracker.log").read_text())
-    made.finish(lambda: None)
+    made.finish(lambda: False)
     assert "['--ended']" in (tmp_path / "tracker.log").read_text()
     assert made.children == {} and ["starting it again" in note for note in notes] == [True]
 
@@ -94,15 +94,15 @@ def test_one_that_is_awaited_has_as_much_time_as_it_needs(tmp_path: Path) -> Non
     made = followers(tmp_path, python(f"{code}; time.sleep(2 * {QUICK.followers_s})"), notes, awaited=True)
     made.start()
     check_until(made, lambda: "deaf" in (tmp_path / "tracker.log").read_text())
-    made.finish(lambda: None)
-    assert notes == ["waiting for the last evaluations"] and made.children == {}
+    made.finish(lambda: False)
+    assert notes == ["waiting for the last evaluations; Ctrl-C leaves them to `resume`"] and made.children == {}
 
 
 def test_after_the_end_of_a_run_they_are_started_for_the_rest(tmp_path: Path) -> None:
     notes: list[str] = []
     made = followers(tmp_path, python("import sys; print(sys.argv[1:])"), notes)
     made.limits = replace(QUICK, followers_s=20.0)
-    made.start_after_end(lambda: None)
+    made.start_after_end()
     assert (tmp_path / "tracker.log").read_text() == "['--ended']\n"
     assert notes == [] and made.children == {}
 
