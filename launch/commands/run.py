@@ -63,7 +63,7 @@ from shared.process.free_memory import free_memory
 from shared.process.processor import cores_here, gains_by_packing, read_flags, settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card, roles_here
 from shared.run.forecast import write_prediction
-from shared.run.run_dir import CPUINFO, RunDir
+from shared.run.run_dir import CPUINFO, RunDir, claimed, refuse_if_taken
 
 Cost = Plan | CardPlan | str
 """A plan, or the reason why there is none."""
@@ -102,8 +102,11 @@ def start_run(
         check_together(config)
     refuse_without_answers(config.loss, warm=warm)
     folder = out or default_folder(source, datetime.now())
+    # Before anything that takes time.
+    if out:
+        refuse_if_taken(RunDir(out))
     if prepare:
-        make_run(folder, config)
+        folder = make_run(out or claimed(folder), config).path
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
     if on == "ray":
@@ -113,7 +116,7 @@ def start_run(
     if not warm:
         warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag, on)
     places = places_of(topology(folder, config), config.compute, config.ray, config.actor)
-    # Before anything that takes time: without its card there is nothing to plan.
+    # Without its card there is nothing to plan.
     card = {} if dry_run or on == "ray" else check_cards(config.compute, roles_here(config.actor))
     config, cost = planned(config) if on == "here" else (config, f"Ray chooses the machines; {asked_for(places)}")
     if dry_run:
@@ -127,7 +130,7 @@ def start_run(
     from launch.commands.watch_run import supervising, watch_run
 
     with supervising(on, places) as supervise:
-        run = make_run(folder, config, card)
+        run = make_run(out or claimed(folder), config, card)
         announce(run, source, cost)
         if runs_functions(config.verifier):
             print(form_in_words(config.verifier))

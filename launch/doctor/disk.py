@@ -23,7 +23,7 @@ from shared.config.processes import LinkConfig, bind_address
 from shared.process.lease import LEASE_BYTE
 from shared.process.processor import is_open
 from shared.run.file_lock import open_lock, signature, try_byte, try_lock
-from shared.run.run_dir import RunDir
+from shared.run.run_dir import RunDir, has_other_files
 
 MOUNTS = Path("/proc/self/mountinfo")
 SYNCS = 8
@@ -143,7 +143,7 @@ class RunFolder:
     """The run directory."""
 
     state: Literal["new", "run", "other"]
-    """`new`: empty or not there. `run`: it has a run. `other`: it has other files."""
+    """`new`: a run can be made there. `run`: it has a run. `other`: it has other files."""
     started: bool
     """Whether the run has started, so that its sizes stay what they are."""
     keys_trouble: str
@@ -161,18 +161,13 @@ def look_at_run(path: Path) -> RunFolder:
     run = RunDir(path)
     is_run = run.config.is_file()
     return RunFolder(
-        state="run" if is_run else "other" if has_files(path) else "new",
+        state="run" if is_run else "other" if path.is_file() or has_other_files(run) else "new",
         started=is_run and not is_open(config_from_json(run.config.read_bytes())),
         keys_trouble=keys_trouble(run.keys) if is_run else "",
         keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,
         lock_owner=lock_owner(run.lock, try_lock),
         lease_holder=lock_owner(run.lease, partial(try_byte, place=LEASE_BYTE)),
     )
-
-
-def has_files(path: Path) -> bool:
-    """Whether the path is a file, or a folder with a file on any level."""
-    return path.is_file() or any(entry.is_file() for entry in path.rglob("*"))
 
 
 def keys_trouble(keys: Path) -> str:

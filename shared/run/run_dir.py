@@ -1,6 +1,6 @@
 """The run directory: where each file of a run is, how a run is made, opened and locked.
 
-    config.json   the resolved configuration; written last, so a folder that has it is a run
+    config.json   the resolved configuration; it has its name last, so a folder that has it is a run
     run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
     tasks.json    number and digest of the tasks that it began with
@@ -27,7 +27,7 @@ import platform
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -38,8 +38,20 @@ from typing import Self
 import msgspec
 
 from shared.errors import DamageError, RunDirError
+from shared.run import disk
 from shared.run.file_lock import open_lock, sign, signature, try_lock, try_lock_awhile
-from shared.run.files import disk_errors, make_folder, remove_unfinished, sync_folder, write_tree_whole, write_whole
+from shared.run.files import (
+    UNFINISHED,
+    beside,
+    disk_errors,
+    final_name,
+    make_folder,
+    remove_unfinished,
+    sync_folder,
+    write_new,
+    write_tree_whole,
+    write_whole,
+)
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "pyzmq")
 CPUINFO = Path("/proc/cpuinfo")
@@ -93,6 +105,8 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
+MADE = frozenset({"config.json", "run.json", "lock", "keys", "start", "teacher"})
+"""What `create` makes, but for folders that it leaves empty."""
 MIN_FREE_BYTES = 256 * 2**20
 """Room for a journal segment (64 MiB) and a few checkpoints of a small adapter. A large run may need more."""
 
@@ -120,25 +134,32 @@ class RunDir:
         """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
         compute: that section of the configuration. card: as in run.json. create_keys: writes keys into the folder it
-        gets. start, teacher: files of adapters that the run is given. config.json is written last, so a folder with it
-        is whole.
+        gets. start, teacher: files of adapters that the run is given. config.json has its name last, so a folder with
+        it is whole. Until then its unfinished file says that all else was made here, and may be made again.
         """
         run = cls(path)
+        refuse_if_taken(run)
         with disk_errors(path):
-            refuse_if_taken(run)
             make_folder(path, 0o700)
             refuse_if_full(path, min_free_bytes)
-        for folder in (run.journal, run.checkpoints, run.eval, run.logs, run.lease.parent):
-            make_folder(folder)
-        make_folder(run.keys, 0o700)
-        with disk_errors(run.keys):
-            create_keys(run.keys)
-            sync_folder(run.keys)
-        for folder, files in ((run.start, start), (run.teacher, teacher)):
-            if files:
-                write_tree_whole(folder, {name: (data,) for name, data in files.items()})
-        run.write_info(compute, card)
-        write_whole(run.config, config_json)
+            write_new(unfinished := beside(run.config, UNFINISHED), (config_json,), 0o644)
+            sync_folder(path)
+        with run.held():
+            refuse_if_taken(run)  # by another process meanwhile
+            remove_other_try(run, unfinished)
+            for folder in (run.journal, run.checkpoints, run.eval, run.logs, run.lease.parent):
+                make_folder(folder)
+            make_folder(run.keys, 0o700)
+            with disk_errors(run.keys):
+                create_keys(run.keys)
+                sync_folder(run.keys)
+            for folder, files in ((run.start, start), (run.teacher, teacher)):
+                if files:
+                    write_tree_whole(folder, {name: (data,) for name, data in files.items()})
+            run.write_info(compute, card)
+            with disk_errors(run.config):
+                disk.rename(unfinished, run.config)
+                sync_folder(path)
         return run
 
     @classmethod
@@ -152,7 +173,15 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes this run. The kernel releases the lock if the process dies."""
+        """Be the only process that writes this run."""
+        with self.held():
+            for path in (self.config, self.run_info, self.tasks, self.metrics, self.rollouts, self.summary):
+                remove_unfinished(path)
+            yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the lock. The kernel releases it if the process dies."""
         fd = open_lock(self.lock)
         try:
             with disk_errors(self.lock):
@@ -160,8 +189,6 @@ class RunDir:
             if not taken:
                 raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
             sign(fd, self.lock)
-            for path in (self.config, self.run_info, self.tasks, self.metrics, self.rollouts, self.summary):
-                remove_unfinished(path)
             yield
         finally:
             os.close(fd)
@@ -283,17 +310,44 @@ class RunDir:
         return self.path / "report.html"
 
 
+def claimed(path: Path) -> Path:
+    """A new folder of this name, or of this name with a number: another run may have begun in the same second."""
+    make_folder(path.parent)
+    number, folder = 1, path
+    while True:
+        with disk_errors(folder), suppress(FileExistsError):
+            disk.make(folder, 0o700)
+            return folder
+        number += 1
+        folder = path.with_name(f"{path.name}-{number}")
+
+
 def refuse_if_taken(run: RunDir) -> None:
-    """Empty folders are allowed, because a crash of `create` leaves them."""
-    if run.config.exists() and (run.has_begun() or run.is_in_use()):
-        raise RunDirError(f"{run.path} has a run already; continue it with `resume`, or choose another --out.")
-    if run.config.exists():
-        raise RunDirError(
-            f"{run.path} has a run that has not begun; begin it with `resume`, or for another one remove that folder or"
-            " choose another --out."
-        )
-    if any(entry.is_file() for entry in run.path.rglob("*")):
-        raise RunDirError(f"{run.path} is not empty and has no run; choose another --out, or empty it.")
+    with disk_errors(run.path):
+        if run.config.exists() and (run.has_begun() or run.is_in_use()):
+            raise RunDirError(f"{run.path} has a run already; continue it with `resume`, or choose another --out.")
+        if run.config.exists():
+            raise RunDirError(
+                f"{run.path} has a run that has not begun; begin it with `resume`, or for another one remove that"
+                " folder or choose another --out."
+            )
+        if has_other_files(run):
+            raise RunDirError(f"{run.path} is not empty and has no run; choose another --out, or empty it.")
+
+
+def has_other_files(run: RunDir) -> bool:
+    """Whether a folder that has no run has any file but those of a `create` that was killed or had no space."""
+    cut_short = any(run.path.glob(f".{run.config.name}.*{UNFINISHED}"))
+    files = (entry.relative_to(run.path).parts[0] for entry in run.path.rglob("*") if entry.is_file())
+    return any(not (cut_short and final_name(run.path / name) in MADE) for name in files)
+
+
+def remove_other_try(run: RunDir, unfinished: Path) -> None:
+    """Remove what an earlier `create` left, if any. unfinished: of this one. Call it with the run held."""
+    with disk_errors(run.path):
+        for entry in run.path.iterdir():
+            if entry not in (run.lock, unfinished) and final_name(entry) in MADE:
+                disk.remove(entry)
 
 
 def refuse_if_full(path: Path, min_free_bytes: int) -> None:

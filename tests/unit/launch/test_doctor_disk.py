@@ -195,6 +195,7 @@ def test_a_run_that_a_live_process_has_locked(run: RunDir) -> None:
 
 
 def test_looking_leaves_a_free_lock_free_and_makes_none(run: RunDir) -> None:
+    run.lock.unlink()
     look_at_run(run.path)
     assert not run.lock.exists()
     with run.locked():

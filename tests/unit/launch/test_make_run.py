@@ -1,6 +1,8 @@
 """A run directory is made whole or is no run: at any error of the disk, and after a kill at any point."""
 
+import contextlib
 import errno
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from launch.commands.run import make_run
 from protocol.access.keys import load_learner_keys
 from shared.config.tree import Config
 from shared.errors import RunDirError
-from shared.run.run_dir import RunDir
+from shared.run.run_dir import RunDir, claimed
 from tests.support.disk_faults import failing, kill_before_every_call, list_calls
 
 
@@ -36,8 +38,12 @@ def is_whole(path: Path) -> bool:
 
 
 def test_killed_anywhere_it_is_a_whole_run_or_none(tmp_path: Path) -> None:
-    whole = [is_whole(folder / "run") for folder in kill_before_every_call(prepare, make, tmp_path)]
+    folders = kill_before_every_call(prepare, make, tmp_path)
+    whole = [is_whole(folder / "run") for folder in folders]
     assert whole == sorted(whole) and whole[0] is False and whole[-1] is True
+    for folder in folders[: whole.index(True)]:
+        make(folder)
+        assert is_whole(folder / "run") and not list((folder / "run").glob(".*")), "it can be tried again"
 
 
 @pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EIO])
@@ -59,12 +65,68 @@ def refused(folder: Path, name: str, nth: int, refusal: int) -> str:
         with failing(name, refusal, nth=nth):
             make(folder)
     except RunDirError as error:
+        if not is_whole(folder / "run"):
+            make(folder)
+            assert is_whole(folder / "run"), "it can be tried again"
         return str(error)
     assert is_whole(folder / "run")
     return ""
+
+
+@pytest.mark.parametrize("name", ["keys/mine", "start/adapter.safetensors", "run.json", "lock", ".start.12345678.tmp"])
+def test_files_that_only_look_like_ours_are_left_alone(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    with pytest.raises(RunDirError, match="is not empty and has no run"):
+        make(tmp_path)
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
+
+
+def test_what_a_user_put_into_a_run_that_was_cut_short_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(RunDirError), failing("rename", errno.ENOSPC):
+        make(tmp_path)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    before = sorted((tmp_path / "run").rglob("*"))
+    with pytest.raises(RunDirError, match="is not empty and has no run"):
+        make(tmp_path)
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_a_run_that_another_process_makes_is_in_use(tmp_path: Path) -> None:
+    with pytest.raises(RunDirError), failing("rename", errno.ENOSPC):
+        make(tmp_path)
+    with RunDir(tmp_path / "run").held(), pytest.raises(RunDirError, match=f"is in use by process {os.getpid()}"):
+        make(tmp_path)
+    assert (tmp_path / "run" / "keys" / "learner.json").exists()
 
 
 def test_no_run_is_made_of_what_its_processes_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sft", "calculator", "--prepare", "--out", str(tmp_path / "warm")]) == 2
     assert "written answers and no environment; give it a file without [environment]" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "embedded-20260102-030405"
+    made = [make_run(claimed(folder), Config()).path for _ in range(3)]
+    assert made == [folder, folder.with_name(f"{folder.name}-2"), folder.with_name(f"{folder.name}-3")]
+    assert all(map(is_whole, made))
+
+
+def test_without_out_each_run_has_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.chdir(tmp_path):
+        for _ in range(2):
+            assert main(["run", "--prepare"]) == 0
+    said = [line.partition(" is prepared")[0] for line in capsys.readouterr().out.splitlines()]
+    assert len({*said}) == 2 and all(is_whole(tmp_path / path) for path in said)
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], ["--prepare"], []])
+def test_a_folder_that_is_taken_is_refused_before_anything_is_planned(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path)
+    assert main(["run", *words, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr()
+    assert "has a run that has not begun; begin it with `resume`" in said.err and said.out == ""

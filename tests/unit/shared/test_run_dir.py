@@ -39,7 +39,7 @@ def test_create_makes_every_folder_and_open_finds_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(run.keys.stat().st_mode) == 0o700
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     made = sorted(path.name for path in run.path.iterdir())
-    assert made == ["checkpoints", "config.json", "eval", "journal", "keys", "lease", "logs", "run.json"]
+    assert made == ["checkpoints", "config.json", "eval", "journal", "keys", "lease", "lock", "logs", "run.json"]
 
 
 def test_paths_are_the_contract(tmp_path: Path) -> None:
