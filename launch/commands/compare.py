@@ -10,6 +10,7 @@ tasks, verifiers, caps or temperatures are refused, since their difference would
 and the energy of their steps are shown too, in total and per point of reward.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def open_side(path: Path, label: str) -> Side:
     """path: a run directory or the file of an evaluation."""
     if "/" in label:
         raise DataError(f"--label got '{label}', expected the name of an evaluation; give a file in place of the run.")
-    file = path if path.is_file() else RunDir.open(path).eval / f"{label}.json"
+    file = path if os.path.isfile(path) else RunDir.open(path).eval / f"{label}.json"
     evaluation = read_evaluation(file)
     if evaluation is None:
         there = ", ".join(sorted(other.stem for other in file.parent.glob("*.json"))) or "none"

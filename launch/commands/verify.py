@@ -10,6 +10,7 @@ the number of the line as its id, and the reason as `note`. The number of such l
 import codecs
 import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -66,7 +67,7 @@ def read_rows(source: Path) -> list[Row | dict[str, Any]]:
 def input_lines(source: Path | None, wanted: str) -> list[bytes]:
     """The lines of the file that --in names, without the mark that some editors put before the first character.
     DataError if it is not a file. wanted: what it should have been."""
-    if source is None or not source.is_file():
+    if source is None or not os.path.isfile(source):
         raise DataError(f"--in got {source}, which is not a file; give {wanted}.")
     # Not splitlines(), which also ends a line at characters that a text may have, such as a carriage return.
     return source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")

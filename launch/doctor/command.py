@@ -9,6 +9,7 @@ the remedy follows below it; in colour on a terminal. doctor installs nothing, c
 """
 
 import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -111,7 +112,7 @@ def run_doctor(*, source: str | None, overrides: Sequence[str], out: Path | None
 
 def choose_source(source: str | None, out: Path | None) -> str | Path:
     """What the user typed, else the config.json of the run in `out`, else the preset of a first run."""
-    own = RunDir(out).config if out is not None and RunDir(out).config.is_file() else None
+    own = RunDir(out).config if out is not None and os.path.isfile(RunDir(out).config) else None
     return source or own or DEFAULT_SOURCE
 
 

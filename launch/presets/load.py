@@ -48,10 +48,10 @@ def located(environment: EnvironmentConfig) -> EnvironmentConfig:
 
 def find_source(source: str) -> Path:
     preset = PRESETS_DIR / f"{source}.toml"
-    if preset.is_file():
+    if os.path.isfile(preset):  # a Path raises for a name that is too long, or in a folder that may not be read
         return preset
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     if os.path.isfile(RunDir(path).config):
         raise ConfigError(f"{source} is a run, expected a preset or a file; `resume {source}` continues it.")

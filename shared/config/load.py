@@ -101,16 +101,25 @@ def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 def read_toml(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
 
 
 def read_yaml(path: Path) -> Tree:
     try:
-        return yaml_tree(path.read_text(encoding="utf-8-sig"))
+        return yaml_tree(read_text(path))
     except (ValueError, RecursionError) as error:  # wrong YAML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid YAML: {error}; fix that line.") from error
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); expected a file of settings that you may read."
+        ) from error
 
 
 def apply_override(tree: Tree, override: str) -> None:
@@ -119,6 +128,12 @@ def apply_override(tree: Tree, override: str) -> None:
     parts = path.strip().split(".")
     if not equals or len(parts) != 2:
         raise ConfigError(f"--set got '{override}', expected section.key=value, for example optimizer.lr=3e-4.")
+    try:
+        override.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"--set {path} got {text!r}, expected UTF-8; write it in UTF-8, or set it in a file."
+        ) from error
     section = tree.setdefault(parts[0], {})
     if isinstance(section, dict):  # otherwise the file is wrong, and `resolve` refuses it
         section[parts[1]] = toml_value(text.strip())

@@ -171,3 +171,8 @@ def test_seven_flips_one_way_are_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = compared(capsys, run_of(tmp_path / "a", a), run_of(tmp_path / "b", b))
     assert text.count("A is better") == 2
     assert "97.5 %" in text and "(Bonferroni)" in text and " 95 %" not in text
+
+
+def test_a_name_that_is_too_long_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path / ("long" * 100)), str(tmp_path)]) == 2
+    assert "File name too long" in capsys.readouterr().err

@@ -13,7 +13,17 @@ import pytest
 from rich.console import Console
 
 from launch.commands.run import make_run
-from launch.doctor.command import CHECKS, as_tree, choose_source, examine, finding_of, num_errors, read_config, show
+from launch.doctor.command import (
+    CHECKS,
+    DEFAULT_SOURCE,
+    as_tree,
+    choose_source,
+    examine,
+    finding_of,
+    num_errors,
+    read_config,
+    show,
+)
 from launch.doctor.finding import Missing, warning
 from launch.doctor.machine import Machine
 from launch.presets.load import load_config
@@ -137,6 +147,10 @@ def test_the_json_has_a_header_and_the_four_fields() -> None:
 
 
 # --- which configuration
+
+
+def test_a_folder_that_cannot_be_looked_into_has_no_run() -> None:
+    assert choose_source(None, Path("long" * 100)) == DEFAULT_SOURCE
 
 
 def test_an_existing_run_is_checked_with_its_own_configuration(run_path: Path) -> None:

@@ -90,3 +90,15 @@ def test_dry_runs_need_no_network_and_load_no_library(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run directory") == len(PRESETS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_too_long_for_a_file_is_no_preset() -> None:
+    with pytest.raises(ConfigError, match="There is no preset and no file named 'longlong"):
+        find_source("long" * 100)
+
+
+@pytest.mark.parametrize("name", ["folder.toml", "folder.yaml"])
+def test_a_file_that_cannot_be_read_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} cannot be read .Is a directory.; expected a file"):
+        read_config(tmp_path / name)

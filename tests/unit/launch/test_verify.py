@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.commands.verify import input_lines
+from shared.errors import DataError
+
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = [
     {"id": 7, "completion": "#### 18", "answer": "18"},
@@ -94,3 +97,8 @@ def test_a_missing_file_and_a_wrong_kind_are_said(tmp_path: Path) -> None:
     for more, words in (([], "not a file"), (["--kind", "callable"], "callable"), many):
         done = subprocess.run([*argv, *more], cwd=ROOT, capture_output=True, text=True, timeout=100)
         assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+
+
+def test_a_name_that_is_too_long_is_no_file() -> None:
+    with pytest.raises(DataError, match="which is not a file; give lines"):
+        input_lines(Path("long" * 100), "lines")

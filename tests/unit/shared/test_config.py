@@ -102,6 +102,10 @@ def test_override_values_are_read_as_toml_or_taken_as_text(override: str, sectio
     assert getattr(getattr(with_override(override), section), key) == value
 
 
+def test_bytes_that_are_no_text_are_refused() -> None:
+    assert "--set tasks.system_prompt got 'caf\\udce9', expected UTF-8" in refusal("tasks.system_prompt=caf\udce9")
+
+
 @pytest.mark.parametrize("override", ["run.steps", "steps=3", "run.steps.more=3", "=3", ""])
 def test_an_override_of_another_form_is_refused(override: str) -> None:
     sentence = refusal(override)
