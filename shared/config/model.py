@@ -31,6 +31,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     cache_dir: str = ""
     """Folder for quantised bases. If empty, $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
 
+    def __post_init__(self) -> None:
+        self.expand_home("path", "cache_dir")
+
 
 Rank = Annotated[int, Meta(ge=1, le=512)]
 
@@ -62,6 +65,9 @@ class LoraConfig(Section, frozen=True, kw_only=True):
         "down_proj",
     )
     """Linears that get an adapter, by the last part of their name."""
+
+    def __post_init__(self) -> None:
+        self.expand_home("start_from")
 
     def __hash__(self) -> int:
         """By content: a dictionary alone has no hash, and plans are kept by it."""

@@ -137,6 +137,9 @@ class TeacherConfig(Section, frozen=True, kw_only=True):
     """A server that does not reply is asked again for this many seconds; then the run ends, and `resume` continues
     it."""
 
+    def __post_init__(self) -> None:
+        self.expand_home("adapter")
+
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):
     """A KL penalty on selected tokens. The formulas and sources are in learner/objective/constraint.py."""

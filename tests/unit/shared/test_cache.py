@@ -14,8 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.base.cache import DIGESTS, CachedBase, cached_base, existing_base, file_digest
-from shared.config.model import ModelConfig, cache_root
+from shared.base.cache import DIGESTS, CachedBase, cached_base, existing_base, file_digest, find_model
+from shared.config.load import config_from_json, config_to_json
+from shared.config.model import LoraConfig, ModelConfig, cache_root
+from shared.config.training import TeacherConfig
+from shared.config.tree import Config
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError, RunDirError
 from shared.model.nf4 import WEIGHTS
@@ -361,3 +364,21 @@ def test_a_user_without_a_home(variables: dict[str, str], said: str) -> None:
     command = [sys.executable, "-c", NOBODY]
     done = subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{said}\n"
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(checkpoint.parent))
+    model = ModelConfig(path=f"~/{checkpoint.name}", cache_dir=str(tmp_path / "cache"))
+    assert find_model(model).folder == checkpoint
+    assert ModelConfig(path="~/m.gguf").path == str(checkpoint.parent / "m.gguf")
+    assert cache_root(ModelConfig(cache_dir="~/c")) == checkpoint.parent / "c"
+    assert (
+        LoraConfig(start_from="~/a").start_from == TeacherConfig(adapter="~/a").adapter == str(checkpoint.parent / "a")
+    )
+    assert ModelConfig(path="us/model").path == "us/model"
+    # A run keeps the path itself: another user may read it.
+    kept = config_to_json(Config(model=model))
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert config_from_json(kept).model.path == str(checkpoint)
