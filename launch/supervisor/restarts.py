@@ -23,6 +23,10 @@ class SupervisorLimits:
     """Most restarts of one actor without a step in between."""
     pause_s: float = 0.5
     """Pause before the first restart; doubles with each."""
+    longest_pause_s: float = 600.0
+    """No pause is longer."""
+    steady_s: float = 300.0
+    """A follower that has lived for so long works: its earlier deaths no longer count."""
     followers_s: float = 60.0
     """Time for a process that only follows the run (its tracker) to send the rest after the end. The evaluator has no
     limit."""
@@ -49,7 +53,9 @@ class Restarts:
             self.due[name] = now + self.limits.after_exit_s
             return True
         self.deaths[name] += 1
-        self.due[name] = now + self.limits.pause_s * 2 ** (self.deaths[name] - 1)
+        # A float has no powers of two beyond a thousand.
+        doubled = self.limits.pause_s * 2 ** min(self.deaths[name] - 1, 100)
+        self.due[name] = now + min(doubled, self.limits.longest_pause_s)
         return self.deaths[name] <= self.limits.restarts
 
     def take_due(self, name: str, now: float) -> bool:
