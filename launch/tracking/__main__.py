@@ -22,7 +22,7 @@ NICE = 10
 def track(directory: Path, stop: Event) -> None:
     import msgspec
 
-    from launch.tracking.follow import MetricsSender, note_tracked, tracked_run
+    from launch.tracking.follow import MetricsSender, from_here, note_tracked, tracked_run
     from launch.tracking.trackers import check_tracker, make_tracker
     from shared.config.load import config_from_json
     from shared.run.run_dir import RunDir
@@ -31,13 +31,14 @@ def track(directory: Path, stop: Event) -> None:
     text = run.config.read_bytes()
     config = config_from_json(text).tracking
     check_tracker(config)
-    tracked = tracked_run(run, config)
+    tracked = tracked_run(run, config, os.environ)
     note_tracked(run, tracked)
     tracker = make_tracker(tracked, run, msgspec.json.decode(text))
-    sender = MetricsSender(run, tracker, max(tracked.step, tracker.last_step()))
+    sender = MetricsSender(run, tracker, from_here(tracked, tracker.last_step()))
     sender.send_until(stop.is_set)
+    sender.send_evaluations()
     tracker.close()
-    note_tracked(run, msgspec.structs.replace(tracked, step=sender.last_step))
+    note_tracked(run, sender.tracked())
 
 
 def main(arguments: list[str]) -> int:

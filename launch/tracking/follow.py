@@ -3,21 +3,25 @@
 A step's rollouts are in rollouts.jsonl before its row is in metrics.jsonl. A resumed run writes some of its last steps
 again. They are the same steps, and are not sent twice. (After `resume --resample-step` they differ, and the tracker
 keeps the first ones, because trackers take steps in order only.)
+A row shows an evaluation that came before it. At the end, those that no row has shown are read from eval/.
 A line that cannot be read is skipped, as in the display.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from launch.tracking.trackers import Tracked, Tracker
 from shared.config.processes import TrackingConfig
+from shared.run.evaluation import figures
 from shared.run.files import write_whole
 from shared.run.growing_file import GrowingFile
-from shared.run.metrics import Row, parsed
+from shared.run.metrics import NAMED, Row, parsed
+from shared.run.reader import Run
 from shared.run.rollout_index import RolloutIndex
 from shared.run.rollouts import RolloutGroup
 from shared.run.run_dir import RunDir
@@ -34,14 +38,46 @@ ID_DIGITS = 8
 """Of the run's id in the tracked run's name: folders in two places may have the same name."""
 
 
-def tracked_run(run: RunDir, config: TrackingConfig) -> Tracked:
-    """As it was when the run was first tracked, unless another tracker or project is asked for now."""
+def tracked_run(run: RunDir, config: TrackingConfig, environment: Mapping[str, str]) -> Tracked:
+    """As it was when the run was first tracked, unless another tracker, project or name is asked for now.
+    environment: WANDB_PROJECT and WANDB_NAME count where the configuration has its defaults."""
     run_id = run.read_info().run_id
-    name = config.name or f"{run.path.resolve().name}-{run_id[:ID_DIGITS]}"
-    asked = Tracked(kind=config.kind, project=config.project, name=name, run_id=run_id)
-    known = noted(tracking_file(run)) or asked
-    same = (known.kind, known.project) == (asked.kind, asked.project) and config.name in ("", known.name)
-    return known if same else asked
+    known = noted(tracking_file(run))
+    if known and is_asked_for(known, config):
+        return known
+    config = completed(config, environment)
+    name = f"{run.path.resolve().name}-{run_id[:ID_DIGITS]}" if not config.name else name_there(config, run_id)
+    return Tracked(kind=config.kind, project=config.project, name=name, run_id=run_id)
+
+
+def is_asked_for(known: Tracked, config: TrackingConfig) -> bool:
+    """A name or project from the environment stays, whatever the environment says now."""
+    open_project = config.kind == "wandb" and config.project == TrackingConfig().project
+    same_project = known.project == config.project or open_project
+    same_name = config.name in ("", known.name) or known.name == name_there(config, known.run_id)
+    return known.kind == config.kind and same_project and same_name
+
+
+def completed(config: TrackingConfig, environment: Mapping[str, str]) -> TrackingConfig:
+    if config.kind != "wandb":
+        return config
+    default = TrackingConfig()
+    project = environment.get("WANDB_PROJECT") if config.project == default.project else None
+    name = environment.get("WANDB_NAME") if config.name == default.name else None
+    return replace(config, project=project or config.project, name=name or config.name)
+
+
+def name_there(config: TrackingConfig, run_id: str) -> str:
+    """trackio has no ids: a second run of the same name would be taken for the first."""
+    return f"{config.name}-{run_id[:ID_DIGITS]}" if config.kind == "trackio" else config.name
+
+
+def from_here(tracked: Tracked, last_step: int | None) -> Tracked:
+    """With the step after which rows are sent. last_step: that the tracker has; None if it cannot be asked, so what was
+    noted counts. One that has lost steps gets them again, and the evaluations too."""
+    if last_step is None:
+        return tracked
+    return replace(tracked, step=last_step, evaluated=tracked.evaluated if last_step >= tracked.step else ())
 
 
 def tracking_file(run: RunDir) -> Path:
@@ -70,12 +106,20 @@ def wait(seconds: float, stop: Callable[[], bool]) -> None:
 class MetricsSender:
     """What of a run has been sent."""
 
-    def __init__(self, run: RunDir, tracker: Tracker, last_step: int) -> None:
-        """last_step: later ones are sent."""
+    def __init__(self, run: RunDir, tracker: Tracker, before: Tracked) -> None:
+        """before: what the tracker has already."""
+        self.run = run
         self.tracker = tracker
+        self.before = before
         self.metrics = GrowingFile(run.metrics)
         self.rollouts = RolloutIndex(run.rollouts)
-        self.last_step = last_step
+        self.last_step = before.step
+        self.time_s = 0.0
+        """Of the newest row."""
+        self.shown: set[int] = set()
+        """Versions whose evaluation was sent with a row."""
+        self.evaluated = set(before.evaluated)
+        """Versions whose evaluation was sent without one."""
         self.groups_at = -math.inf
         """Time of the run when the last sent groups were trained on."""
 
@@ -94,11 +138,28 @@ class MetricsSender:
 
     def send(self, row: Row) -> None:
         step = int(row.get("step") or 0)
+        self.time_s = row.get("time_s") or self.time_s
+        version = row.get("eval/step")
+        # A row that a resumed run writes again may show another evaluation than the one that was sent.
+        if version is not None and (step > self.last_step or not self.metrics.generation):
+            self.shown.add(int(version))
         if step <= self.last_step:
             return
-        figures = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
-        self.tracker.log(step, figures, self.groups(step, row.get("time_s")))
+        found = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
+        self.tracker.log(step, found, self.groups(step, row.get("time_s")))
         self.last_step = step
+
+    def send_evaluations(self) -> None:
+        """Those that no row has shown. No row follows the last one."""
+        found = {one.version: one for one in Run(self.run.path).evaluations() if one.in_curve}
+        for version in sorted(found.keys() - self.shown - self.evaluated):
+            named = {NAMED["evaluated"].format(name): figure for name, figure in figures(found[version]).items()}
+            self.tracker.add(version, named, self.time_s)
+            self.evaluated.add(version)
+
+    def tracked(self) -> Tracked:
+        """What the tracker has now."""
+        return replace(self.before, step=self.last_step, evaluated=tuple(sorted(self.evaluated)))
 
     def groups(self, step: int, time_s: float | None) -> list[RolloutGroup]:
         """Of a step at this time of the run; empty if the last ones were a moment ago."""

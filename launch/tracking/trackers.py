@@ -1,21 +1,25 @@
 """Where a run is tracked: trackio, Weights & Biases, or TensorBoard, behind one small protocol.
 
     trackio       local; metrics, and rollouts as traces. Kept where trackio keeps them (TRACKIO_DIR)
-    wandb         metrics; RUN/wandb. Online with a login, or as WANDB_MODE says
+    wandb         metrics; RUN/wandb. Online with a login, offline without one, or as WANDB_MODE says
     tensorboard   metrics; RUN/tensorboard
 
 Metrics have the names of metrics.jsonl. A figure that was not measured (null) is left out.
 `last_step` is what makes a restart harmless: rows up to it are not sent again. trackio and TensorBoard are asked what
-they have. Weights & Biases says so only online; offline the rows since the last clean end are sent again with the same
-run id and the same step, and `wandb sync` takes each step once.
+they have, so one that has lost it gets it again. Weights & Biases says so only online, and trackio only of this
+machine; otherwise what was noted counts. Offline the rows since the last clean end are sent again with the same run id
+and the same step, and `wandb sync` takes each step once.
 Left out on purpose: system metrics of trackers (mem/ and time/ are in metrics.jsonl), their code and console capture,
 and rollouts in the other two, which have no view for them.
 """
 
 import importlib.util
+import logging
+import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -23,6 +27,8 @@ from shared.config.processes import TrackingConfig
 from shared.errors import ConfigError
 from shared.run.rollouts import RolloutGroup, RolloutSample
 from shared.run.run_dir import RunDir
+
+log = logging.getLogger("tracker")
 
 
 class Tracked(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,16 +44,22 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the run there, where it has one."""
     step: int = 0
     """Last step that the tracker had when it was last closed."""
+    evaluated: tuple[int, ...] = ()
+    """Versions whose evaluation it got without a row."""
 
 
 class Tracker(Protocol):
     """Takes the rows of one run, in the order of their steps."""
 
-    def last_step(self) -> int:
-        """The last step that it is known to have; 0 for none."""
+    def last_step(self) -> int | None:
+        """The last step that it has; 0 for none, None if it cannot be asked."""
         ...
 
     def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None: ...
+
+    def add(self, step: int, figures: Mapping[str, float], time_s: float) -> None:
+        """Figures that came after the row of their step. time_s: of the run."""
+        ...
 
     def close(self) -> None:
         """Returns when everything logged is safe."""
@@ -73,8 +85,10 @@ class Trackio:
             auto_log_cpu=False,
         )
 
-    def last_step(self) -> int:
-        return self.known
+    def last_step(self) -> int | None:
+        # Of a Space or a server, this machine has no rows.
+        is_remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
+        return None if is_remote else self.known
 
     def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None:
         traces = {
@@ -83,6 +97,9 @@ class Trackio:
             for index, sample in enumerate(group.samples)
         }
         self.run.log({**figures, **traces}, step=step)
+
+    def add(self, step: int, figures: Mapping[str, float], time_s: float) -> None:
+        self.run.log(dict(figures), step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -113,41 +130,74 @@ class Wandb:
             resume="allow",
             dir=folder,
             config=config,
+            mode=mode_without_login(),
             settings=wandb.Settings(console="off", disable_git=True, disable_code=True, x_disable_stats=True),
         )
+        if self.run.disabled:
+            raise ConfigError(
+                "Weights & Biases is disabled (WANDB_MODE or `wandb disabled`) and would take nothing; enable it, set"
+                " WANDB_MODE=offline to keep everything in RUN/wandb, or set tracking.kind to 'none'."
+            )
 
-    def last_step(self) -> int:
+    def last_step(self) -> int | None:
+        if self.run.offline:
+            return None
         return self.run.step - 1 if self.run.resumed else 0
 
     def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None:
         # commit: a row stays open until the next one begins, and a killed process would lose it.
         self.run.log(dict(figures), step=step, commit=True)
 
+    def add(self, step: int, figures: Mapping[str, float], time_s: float) -> None:
+        # A step that has its row takes no more figures. The summary has the newest of each.
+        self.run.summary.update(dict(figures))
+
     def close(self) -> None:
         self.run.finish()
+
+
+def mode_without_login() -> Literal["offline"] | None:
+    """`offline` if Weights & Biases would ask for a login, which nobody could answer; None leaves the choice to it."""
+    import wandb  # pyright: ignore[reportMissingImports]
+    from wandb.sdk.lib.wbauth import authenticate_session  # pyright: ignore[reportMissingImports]
+
+    settings = wandb.setup().settings
+    if settings.mode != "online" or authenticate_session(host=settings.base_url, source="wandb.init()", prompt=False):
+        return None
+    log.warning(
+        "nobody is logged in to Weights & Biases, so everything is kept in RUN/wandb; `wandb sync` sends it after"
+        " `wandb login`, and so does the next start of the run"
+    )
+    return "offline"
 
 
 class TensorBoard:
     """Event files; each start of the process begins one more."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, began: float) -> None:
+        """began: when the run began, in seconds since 1970. Rows have their times from there, also if sent later."""
         from tensorboard.compat.proto import event_pb2, summary_pb2  # pyright: ignore[reportMissingImports]
         from tensorboard.summary.writer.event_file_writer import (  # pyright: ignore[reportMissingImports]
             EventFileWriter,
         )
 
+        self.began = began
         self.known = max(map(last_event_step, sorted(folder.glob("events.*"))), default=0)
         # Generated modules, whose classes type checkers do not see.
         self.event: Any = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         self.summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         self.writer = EventFileWriter(str(folder), flush_secs=2)
 
-    def last_step(self) -> int:
+    def last_step(self) -> int | None:
         return self.known
 
     def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None:
+        self.add(step, figures, figures.get("time_s", 0.0))
+
+    def add(self, step: int, figures: Mapping[str, float], time_s: float) -> None:
         values = [self.summary.Value(tag=name, simple_value=figure) for name, figure in figures.items()]
-        self.writer.add_event(self.event(step=step, summary=self.summary(value=values)))
+        event = self.event(step=step, wall_time=self.began + time_s, summary=self.summary(value=values))
+        self.writer.add_event(event)
 
     def close(self) -> None:
         self.writer.close()
@@ -179,4 +229,5 @@ def make_tracker(tracked: Tracked, run: RunDir, config: dict[str, Any]) -> Track
         case "wandb":
             return Wandb(tracked, config, run.path)
         case _:
-            return TensorBoard(run.path / "tensorboard")
+            began = datetime.fromisoformat(run.read_info().created).timestamp()
+            return TensorBoard(run.path / "tensorboard", began)

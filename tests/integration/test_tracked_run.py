@@ -6,13 +6,14 @@ A tracker that is not installed is skipped with that reason; tests/run.sh instal
 import importlib.util
 import json
 import os
+import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,16 @@ import pytest
 from shared.config.load import config_to_json
 from shared.config.processes import TrackingConfig
 from shared.config.tree import Config
+from shared.run.evaluation import figures, write_evaluation
 from shared.run.files import LineLog
 from shared.run.metrics import KEYS
 from shared.run.rollouts import pack_group
 from shared.run.run_dir import RunDir
+from tests.support.fakes import toy_evaluation
 from tests.support.rollouts import rollout_group
 from tests.support.runs import ROOT, SMALL, launch, num_rows, sets, start, summary, wait_until
+from tests.support.tracked import Steps, assert_equal, tensorboard_events, tracked, wandb_summary, written
 
-Steps = dict[int, dict[str, float]]
-"""Step -> name -> figure."""
-FULL, FIRST, LAST = 1, 2, 4
-"""Kinds of pieces in LevelDB's log format."""
 KINDS = ("trackio", "wandb", "tensorboard")
 
 
@@ -56,93 +56,9 @@ def kind(request: pytest.FixtureRequest, trackio_folder: Path, monkeypatch: pyte
 each_kind = pytest.mark.parametrize("kind", KINDS, indirect=True)
 
 
-def written(out: Path) -> Steps:
-    """What metrics.jsonl has."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {
-        row["step"]: {name: figure for name, figure in row.items() if name != "step" and figure is not None}
-        for row in rows
-    }
-
-
-def tracked(kind: str, out: Path) -> Steps:
-    """What the tracker has."""
-    found: Steps = {}
-    for step, name, figure in {"trackio": of_trackio, "wandb": of_wandb, "tensorboard": of_tensorboard}[kind](out):
-        found.setdefault(step, {})[name] = figure
-    return found
-
-
-def of_trackio(out: Path) -> Iterator[tuple[int, str, float]]:
-    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
-
-    at = json.loads((out / "tracking.json").read_text())
-    rows = SQLiteStorage.get_logs(at["project"], at["name"])
-    assert len({row["step"] for row in rows}) == len(rows), "no step twice"
-    for row in rows:
-        for name, figure in row.items():
-            if name not in ("step", "timestamp") and not name.startswith("rollout/"):
-                yield row["step"], name, figure
-
-
-def of_wandb(out: Path) -> Iterator[tuple[int, str, float]]:
-    from wandb.proto import wandb_internal_pb2  # pyright: ignore[reportMissingImports]
-
-    ids = set()
-    for file in sorted((out / "wandb").glob("offline-run-*/*.wandb")):
-        for data in log_records(file.read_bytes()):
-            record: Any = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue]
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "run":
-                ids.add(record.run.run_id)
-            for item in record.history.item:
-                name = item.key or "/".join(item.nested_key)
-                if not name.startswith("_"):
-                    yield record.history.step.num, name, json.loads(item.value_json)
-    assert len(ids) == 1, "a resumed run is the same tracked run"
-
-
-def log_records(data: bytes) -> Iterator[bytes]:
-    """Of a .wandb file: LevelDB's log format after seven bytes. A record that a kill has torn ends the file."""
-    block, place, parts = 32_768, 7, b""
-    while place + 7 <= len(data):
-        if block - place % block < 7:
-            place += block - place % block
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
-        piece = data[place + 7 : place + 7 + size]
-        if kind == 0 or len(piece) < size:
-            return
-        parts = piece if kind in (FULL, FIRST) else parts + piece
-        place += 7 + size
-        if kind in (FULL, LAST):
-            yield parts
-
-
-def of_tensorboard(out: Path) -> Iterator[tuple[int, str, float]]:
-    from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
-        EventFileLoader,
-    )
-
-    seen: set[tuple[int, str]] = set()
-    for file in sorted((out / "tensorboard").glob("events.*")):
-        for event in EventFileLoader(str(file)).Load():
-            for value in event.summary.value:
-                assert (event.step, value.tag) not in seen, "no step twice"
-                seen.add((event.step, value.tag))
-                yield event.step, value.tag, value.tensor.float_val[0]
-
-
-def assert_equal(found: Steps, expected: Steps) -> None:
-    assert found.keys() == expected.keys()
-    for step, figures in expected.items():
-        # TensorBoard keeps 32 bits of a figure.
-        assert found[step] == pytest.approx(figures, rel=1e-6), f"step {step}"
-
-
-def made_run(out: Path, kind: str) -> RunDir:
+def made_run(out: Path, kind: str, name: str = "") -> RunDir:
     """A run directory as the learner fills it, without a learner."""
-    config = Config(tracking=TrackingConfig(kind=kind))  # pyright: ignore[reportArgumentType]
+    config = Config(tracking=TrackingConfig(kind=kind, name=name))  # pyright: ignore[reportArgumentType]
     return RunDir.create(out, config_to_json(config))
 
 
@@ -212,6 +128,104 @@ def test_what_a_killed_tracker_had_not_sent_is_sent_by_the_next(kind: str, tmp_p
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
     add_steps(run, (4, 5))
+    finish_tracker(run)
+    assert_equal(tracked(kind, run.path), written(run.path))
+
+
+@each_kind
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_evaluation_after_the_last_step_is_there_once(kind: str, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", kind)
+    add_steps(run, (1, 2, 3))
+    final = toy_evaluation([True, False, True], version=3)
+    write_evaluation(run.eval, final)
+    finish_tracker(run)
+    finish_tracker(run)
+    expected = {f"eval/{name}": figure for name, figure in figures(final).items()}
+    if kind == "wandb":
+        summary = wandb_summary(run.path)
+        assert expected.items() <= summary.items()
+    else:
+        found = tracked(kind, run.path)[3]
+        assert {name: found.get(name) for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["trackio", "tensorboard"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_tracker_that_has_lost_everything_gets_it_again(kind: str, tmp_path: Path, trackio_folder: Path) -> None:
+    run = made_run(tmp_path / "run", kind)
+    add_steps(run, (1, 2, 3))
+    finish_tracker(run)
+    if kind == "tensorboard":
+        shutil.rmtree(run.path / "tensorboard")
+    else:
+        from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+        at = json.loads((run.path / "tracking.json").read_text())
+        assert SQLiteStorage.delete_run(at["project"], at["name"])
+    finish_tracker(run)
+    assert_equal(tracked(kind, run.path), written(run.path))
+
+
+@pytest.mark.parametrize("kind", ["trackio"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_runs_of_one_name_are_both_there(kind: str, tmp_path: Path) -> None:
+    for folder, steps in (("first", range(1, 4)), ("second", range(1, 3))):
+        run = made_run(tmp_path / folder, kind, name="baseline")
+        add_steps(run, steps)
+        finish_tracker(run)
+        assert_equal(tracked(kind, run.path), written(run.path))
+
+
+@pytest.mark.parametrize("kind", ["tensorboard"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_events_have_the_times_of_their_steps(kind: str, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", kind)
+    began = time.time()
+    for steps in ((1, 2), (3, 4)):
+        add_steps(run, steps)
+        finish_tracker(run)
+    times = [event.wall_time for event in tensorboard_events(run.path) if event.summary.value]
+    # run.json has whole seconds; add_steps has two steps a second.
+    assert times == pytest.approx([began + step / 2 for step in (1, 2, 3, 4)], abs=1.5)
+    assert [later - first for first, later in pairwise(times)] == pytest.approx([0.5] * 3)
+
+
+@pytest.mark.parametrize("kind", ["wandb"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_without_a_login_everything_is_kept_here(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_login(tmp_path / "home", monkeypatch)
+    run = made_run(tmp_path / "run", kind)
+    add_steps(run, (1, 2, 3))
+    finish_tracker(run)
+    assert "nobody is logged in" in log_of(run).read_text()
+    assert_equal(tracked(kind, run.path), written(run.path))
+
+
+def without_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("kind", ["wandb"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_weights_and_biases_that_is_disabled_is_said_to_take_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    run = made_run(tmp_path / "run", kind)
+    add_steps(run, (1, 2, 3))
+    assert start_tracker(run).wait(240) == 2
+    assert "error: Weights & Biases is disabled" in log_of(run).read_text()
+    monkeypatch.setenv("WANDB_MODE", "offline")
     finish_tracker(run)
     assert_equal(tracked(kind, run.path), written(run.path))
 
