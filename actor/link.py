@@ -10,7 +10,7 @@
     machine:  a Policy without its adapter comes from another actor of this machine (passed_on.py). Its orders wait. If
               it has not come after PATIENCE_S, they are forgotten, and with the next Hello, which names no machine, the
               learner sends them and the whole policy again. An actor that cannot write for the others names none either
-    silence:  no message for `silence_s`: PeerTimeout
+    silence:  no message for `silence_s`, and none on its way over a slow line: PeerTimeout
 
 An actor keeps nothing that a restart needs: the learner orders again what was not acknowledged.
 """
@@ -46,6 +46,9 @@ LOOK_EVERY_S = 0.05
 """For an adapter that another actor passes on."""
 PATIENCE_S = 60.0
 """For it to come: long enough for a slow line."""
+COUNT_EVERY_S = 1.0
+LEAST_BYTES_A_S = 1000
+"""More of them are a message on its way. ZeroMQ's replies to our pings are some 30, also from a learner that hangs."""
 
 log = logging.getLogger("actor.link")
 
@@ -89,7 +92,9 @@ class Link:
         self.last_version = -1
         self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
-        self.received_at = self.sent_at = self.hello_at = self.now()
+        self.received_at = self.sent_at = self.hello_at = self.counted_at = self.now()
+        self.num_bytes = 0
+        """That had come at `counted_at`."""
 
     def join(self, deadline_s: float) -> Welcome:
         """Send Hello until the learner replies. PeerTimeout after `deadline_s`."""
@@ -250,9 +255,10 @@ class Link:
             self.orders.append(order)
 
     def wait_once(self, awaited: str) -> None:
-        """One round of waiting: receive, send what is due. PeerTimeout after `silence_s` without a message."""
+        """One round of waiting: receive, send what is due. PeerTimeout after `silence_s` without a sign of life."""
         assert self.welcome is not None
         self.receive(self.receive_timeout_s())
+        self.notice_bytes()
         self.look_for_awaited()
         self.beat(f"waiting for {awaited}")
         now = self.now()
@@ -261,6 +267,18 @@ class Link:
         if now - self.hello_at > 3 * self.welcome.heartbeat_s:
             self.hello_at = now
             self.send_hello()
+
+    def notice_bytes(self) -> None:
+        """ZeroMQ delivers a message when it is whole, and an adapter may take longer than `silence_s`. Heartbeats wait
+        behind it."""
+        now = self.now()
+        seconds = now - self.counted_at
+        if seconds < COUNT_EVERY_S:
+            return
+        num_bytes = self.port.bytes_received()
+        if num_bytes - self.num_bytes > LEAST_BYTES_A_S * seconds:
+            self.received_at = now
+        self.num_bytes, self.counted_at = num_bytes, now
 
     def receive_timeout_s(self) -> float:
         """Short enough that the next heartbeat or Hello is on time, and an adapter that is passed on is found soon."""

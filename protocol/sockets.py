@@ -8,6 +8,7 @@ reports that. Peers choose their routing ids, so no decision depends on them.
 
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol.access.allow_list import ZAP_DOMAIN, AllowList
+from protocol.access.connection_monitor import acked_and_received, as_socket
 from protocol.access.keys import HOW_TO_GET_ONE, ActorKey, LearnerKeys
 from protocol.errors import NotAccepted, SecurityError
 from protocol.limits import (
@@ -34,7 +36,8 @@ log = logging.getLogger("protocol")
 
 
 class HandshakeWatch:
-    """Watches the handshakes of an actor: tells whether its keys fit, and whether its socket can still recover."""
+    """Watches the connections of an actor: tells whether its keys fit, whether its socket can still recover, and how
+    many bytes have come."""
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_file: Path, silence_s: float) -> None:
         self.endpoint = endpoint
@@ -43,8 +46,12 @@ class HandshakeWatch:
         self.num_failures = 0
         self.failing_since = time.monotonic()
         self.has_succeeded = False
+        self.fd = -1
+        """ZeroMQ's descriptor of the connection. Not a duplicate, which would keep a closed connection open."""
         self.events = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            zmq.EVENT_CONNECTED
+            | zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -60,7 +67,11 @@ class HandshakeWatch:
         decrypt them and never delivers another message on this socket.
         """
         while self.events.poll(0):
-            event = recv_monitor_message(self.events)["event"]
+            message = recv_monitor_message(self.events)
+            event = message["event"]
+            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+                self.fd = message["value"] if event == zmq.EVENT_CONNECTED else -1
+                continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.num_failures = 0
                 self.has_succeeded = True
@@ -71,6 +82,14 @@ class HandshakeWatch:
                 error = NotAccepted if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else SecurityError
                 raise error(f"The learner at {self.endpoint} {self.what_is_wrong(event)}; {HOW_TO_GET_ONE}.")
         return False
+
+    def bytes_received(self) -> int:
+        """Over the present connection, 0 without one."""
+        if self.fd >= 0:
+            # ZeroMQ may have closed it already.
+            with suppress(OSError), as_socket(self.fd) as connection:
+                return acked_and_received(connection)[1]
+        return 0
 
     def has_failed_for_long(self) -> bool:
         """Count a handshake that ended without a reason; the log says so once."""

@@ -89,6 +89,10 @@ class ActorPort(Protocol):
         """The next message, or None at the timeout. ProtocolError if it is invalid."""
         ...
 
+    def bytes_received(self) -> int:
+        """Over the present connection, also of a message that is not whole yet. 0 where nobody counts them: `ipc://`."""
+        ...
+
     def close(self) -> None:
         """Send what is queued, within a second, and release the socket."""
         ...
@@ -329,6 +333,9 @@ class ZmqActorPort:
             if self.socket in ready:
                 return decode(from_parts([frame.bytes for frame in receive_frames(self.socket, MOST_FRAMES)[0]]))
         return None
+
+    def bytes_received(self) -> int:
+        return self.watch.bytes_received()
 
     def close(self) -> None:
         # Closing twice does no harm.

@@ -74,6 +74,15 @@ def as_socket(fd: int) -> Generator[socket.socket]:
         borrowed.detach()
 
 
+def acked_and_received(connection: socket.socket) -> tuple[int, int]:
+    """Bytes that the peer has acknowledged, and bytes that it has sent; both 0 for `ipc://`."""
+    if connection.family == socket.AF_UNIX:
+        return 0, 0
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED_AND_RECEIVED.size)
+    acked, received = BYTES_ACKED_AND_RECEIVED.unpack(info)
+    return int(acked), int(received)
+
+
 class Connection:
     """One connection, through our own duplicate of its descriptor: it stays valid when ZeroMQ closes the original."""
 
@@ -91,12 +100,7 @@ class Connection:
         return self.socket.family == socket.AF_UNIX
 
     def acked_and_received(self) -> tuple[int, int]:
-        """Bytes that the peer has acknowledged, and bytes that it has sent; both 0 for `ipc://`."""
-        if self.is_local():
-            return 0, 0
-        info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED_AND_RECEIVED.size)
-        acked, received = BYTES_ACKED_AND_RECEIVED.unpack(info)
-        return int(acked), int(received)
+        return acked_and_received(self.socket)
 
     def backlog(self) -> int:
         # Handshake and pings are included; they are too small to matter.

@@ -111,6 +111,9 @@ class WatchedActorPort:
         self.watchdog.progress()
         return self.port.receive(timeout_s)
 
+    def bytes_received(self) -> int:
+        return self.port.bytes_received()
+
     def close(self) -> None:
         self.watchdog.rest()
         self.port.close()

@@ -92,6 +92,10 @@ class ActorEnd:
         self.point("after an actor received")
         return found[1]
 
+    def bytes_received(self) -> int:
+        """A message comes whole or not at all."""
+        return 0
+
     def close(self) -> None:
         """Nothing to close."""
 

@@ -74,6 +74,7 @@ class MemoryActorPort:
         self.hub = hub
         self.peer = peer
         self.inbox = hub.to_actor[peer]
+        self.num_bytes = 0
 
     def send(self, message: AnyMessage) -> None:
         """Queue a message for the learner."""
@@ -92,6 +93,10 @@ class MemoryActorPort:
             return decode(self.inbox.get(timeout=timeout_s))
         except queue.Empty:
             return None
+
+    def bytes_received(self) -> int:
+        """What a test says."""
+        return self.num_bytes
 
     def close(self) -> None:
         """From now on the learner gets PeerGone."""

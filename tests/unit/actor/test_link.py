@@ -265,6 +265,20 @@ def test_a_long_silence_ends_the_wait_for_an_order() -> None:
         table.link.next_order()
 
 
+def test_a_message_on_its_way_is_no_silence_and_replies_to_pings_are() -> None:
+    clock = iter(range(100))
+    table = Table(now=lambda: float(next(clock)))
+    table.join(heartbeat_s=0.02, silence_s=10.0)
+    for _ in range(4):
+        table.port.num_bytes += 50_000
+        table.link.wait_once("an order")
+    with pytest.raises(PeerTimeout):
+        for _ in range(10):
+            table.port.num_bytes += 60
+            table.link.wait_once("an order")
+    assert next(clock) > 20
+
+
 def test_a_long_silence_ends_the_wait_for_an_acknowledgement() -> None:
     table = Table()
     table.join(heartbeat_s=0.02, silence_s=0.1)
