@@ -8,6 +8,7 @@
     run has ended      asked to finish (SIGTERM, or --ended if it has to be started again), killed after a grace period
                        -> a note. One that is awaited has as much time as it needs, until the user asks to stop, and the
                        others are asked when it has ended: the tracker sends the last evaluation
+    run has failed     the same within seconds, without those that are awaited: `resume` lets them continue
 
 What a follower has not done is left for the next `resume`, also of a run that is done.
 """
@@ -101,13 +102,23 @@ class Followers:
     def finish(self, asked_to_stop: Callable[[], bool]) -> None:
         """Give them time for the rest. asked_to_stop: called while waiting; it may raise."""
         for names in self.in_order():
-            self.asked.update(names)
-            for name in names & self.children.keys():
-                self.children[name].ask_to_stop()
-                # One that waits for its next start has it now.
-                if self.restarts.is_planned(name):
-                    self.restarts.due[name] = time.monotonic()
-            self.wait(names, asked_to_stop)
+            self.ask(names)
+            self.wait(names, self.limits.followers_s, asked_to_stop)
+
+    def finish_failed(self, asked_to_stop: Callable[[], bool]) -> None:
+        """The run has failed, and may never be resumed. asked_to_stop: as in `finish`."""
+        _, names = self.in_order()
+        self.ask(names)
+        self.wait(names, self.limits.grace_s, asked_to_stop)
+
+    def ask(self, names: set[str]) -> None:
+        """To finish."""
+        self.asked.update(names)
+        for name in names & self.children.keys():
+            self.children[name].ask_to_stop()
+            # One that waits for its next start has it now.
+            if self.restarts.is_planned(name):
+                self.restarts.due[name] = time.monotonic()
 
     def start_after_end(self) -> None:
         """Of a run that had ended before: start them for what they had not done, and give them time for it."""
@@ -115,19 +126,19 @@ class Followers:
             self.asked.update(names)
             for name in names:
                 self.start_one(name)
-            self.wait(names, lambda: False)
+            self.wait(names, self.limits.followers_s, lambda: False)
 
     def in_order(self) -> tuple[set[str], set[str]]:
         """Those that are awaited, then the others."""
         awaited = {name for name, process in self.processes.items() if process.awaited}
         return awaited, self.processes.keys() - awaited
 
-    def wait(self, names: Collection[str], asked_to_stop: Callable[[], bool]) -> None:
+    def wait(self, names: Collection[str], longest_s: float, asked_to_stop: Callable[[], bool]) -> None:
         """For these, which were asked to finish."""
         self.check()
         if not asked_to_stop() and any(child.process.awaited for child in self.those(names)):
             self.note("waiting for the last evaluations; Ctrl-C leaves them to `resume`")
-        deadline = time.monotonic() + self.limits.followers_s
+        deadline = time.monotonic() + longest_s
         while any(child.process.awaited or time.monotonic() < deadline for child in self.those(names)):
             if asked_to_stop():
                 self.leave_awaited()
@@ -135,8 +146,7 @@ class Followers:
             self.check()
         for child in self.those(names):
             self.note(
-                f"{child.name} was not ready {self.limits.followers_s:g} s after the end and was killed; `resume` lets"
-                " it continue"
+                f"{child.name} was not ready {longest_s:g} s after the end and was killed; `resume` lets it continue"
             )
 
     def leave_awaited(self) -> None:

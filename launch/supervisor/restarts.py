@@ -18,7 +18,7 @@ class SupervisorLimits:
     leaving_s: float = 3.0
     """Time for actors to leave by themselves when the learner has ended, before they are asked to stop."""
     grace_s: float = 10.0
-    """An actor that was asked to stop is killed after this time."""
+    """An actor that was asked to stop is killed after this time, and so is the tracker of a run that has failed."""
     restarts: int = 5
     """Most restarts of one actor without a step in between."""
     pause_s: float = 0.5

@@ -1,7 +1,8 @@
 """Starts the processes of a run, keeps the actors alive, and ends all processes together.
 
     learner exits 0         actors are asked to stop, and killed after a grace period  -> returns
-    learner exits otherwise everything is killed                 -> its error, with its last log lines
+    learner exits otherwise everything is killed                 -> its error, with its last log lines. Whatever ends a
+                            run with an error, its tracker has a moment before to send the rest
     one of several ranks    the others lose it and end, everything is killed -> the error of the one that was first
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
@@ -30,7 +31,7 @@ from launch.supervisor.followers import Followers
 from launch.supervisor.restarts import Restarts, SupervisorLimits
 from launch.supervisor.starter import Starter
 from launch.supervisor.topology import LearnerKilled, Process, ProcessFailed, Topology
-from shared.errors import RunDirError
+from shared.errors import RunDirError, UserError
 from shared.process.children import how_it_ended
 from shared.run.files import open_log
 from shared.run.history import noted
@@ -110,6 +111,9 @@ class Supervisor:
                     self.tick()
                 self.stop_actors()
                 self.followers.finish(self.asked_to_stop)
+            except (ProcessFailed, UserError):
+                self.finish_failed()
+                raise
             finally:
                 self.kill_all()
         if self.output_error:
@@ -267,6 +271,21 @@ class Supervisor:
         while any(actor.exit_code() is None for actor in actors) and time.monotonic() < deadline:
             self.handle_interrupts()
             time.sleep(self.limits.tick_s)
+
+    def finish_failed(self) -> None:
+        """What the tracker has not sent by now, nobody may ask for again. A Ctrl-C ends the wait, and the error of the
+        run is still what is said."""
+        for child in self.children.values():
+            child.kill()
+        before = self.interrupts.count
+
+        def stop_at_interrupt() -> bool:
+            if self.interrupts.count > before:
+                raise KeyboardInterrupt
+            return False
+
+        with suppress(KeyboardInterrupt):
+            self.followers.finish_failed(stop_at_interrupt)
 
     def kill_all(self) -> None:
         for child in self.children.values():

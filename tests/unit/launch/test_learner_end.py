@@ -3,6 +3,12 @@ written afterwards: it changes nothing about how the run ended."""
 
 import errno
 import math
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -45,7 +51,7 @@ class Scripted:
 class ScriptedStarter:
     """Its learner ends; actors serve for ever."""
 
-    def __init__(self, looks: int, code: int) -> None:
+    def __init__(self, looks: float, code: int) -> None:
         self.learner = Scripted(looks, code)
 
     def start(self, process: Process, log: IO[bytes]) -> Scripted:
@@ -66,7 +72,7 @@ class NoScreen:
         pass
 
 
-def supervisor(folder: Path, looks: int, code: int) -> Supervisor:
+def supervisor(folder: Path, looks: float, code: int) -> Supervisor:
     def process(name: str) -> Process:
         return Process(name=name, argv=(), environment={}, threads=1, log=folder / f"{name}.log")
 
@@ -83,6 +89,58 @@ def test_a_learner_that_fails_between_two_looks_has_failed(looks: int, tmp_path:
 @pytest.mark.parametrize("looks", range(8))
 def test_a_learner_that_is_done_ends_the_run(looks: int, tmp_path: Path) -> None:
     supervisor(tmp_path, looks, 0).run()
+
+
+def with_tracker(folder: Path, on_term: str) -> Supervisor:
+    """A run whose learner has failed, and a real tracker that notes when it is asked to end."""
+    code = f"import signal, time; signal.signal(signal.SIGTERM, lambda *_: {on_term}); print('up', flush=True)"
+    log = folder / "tracker.log"
+    argv = (sys.executable, "-c", f"{code}; time.sleep(60)")
+    made = supervisor(folder, math.inf, 1)
+    made.followers.processes["tracker"] = Process(name="tracker", argv=argv, environment={}, threads=1, log=log)
+    made.limits = made.followers.limits = replace(QUICK, tick_s=0.01, grace_s=60.0)
+    made.screen = EndsTheLearner(made, log)
+    return made
+
+
+class EndsTheLearner(NoScreen):
+    """Once the tracker is there."""
+
+    def __init__(self, made: Supervisor, log: Path) -> None:
+        self.made = made
+        self.log = log
+
+    def tick(self) -> int:
+        if self.log.read_text():
+            starter = self.made.starter
+            assert isinstance(starter, ScriptedStarter)
+            starter.learner.looks = 0
+        return 0
+
+
+def test_the_tracker_of_a_run_that_has_failed_sends_the_rest(tmp_path: Path) -> None:
+    made = with_tracker(tmp_path, "(time.sleep(0.3), print('sent', flush=True), exit(0))")
+    with pytest.raises(ProcessFailed, match="learner ended with exit code 1"):
+        made.run()
+    assert (tmp_path / "tracker.log").read_text() == "up\nsent\n"
+    assert made.followers.children == {}
+
+
+def test_ctrl_c_ends_the_wait_for_the_tracker_of_a_run_that_has_failed(tmp_path: Path) -> None:
+    made = with_tracker(tmp_path, "print('deaf', flush=True)")
+
+    def interrupt() -> None:
+        while "deaf" not in (tmp_path / "tracker.log").read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (tmp_path / "tracker.log").touch()
+    threading.Thread(target=interrupt, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(ProcessFailed, match="learner ended with exit code 1"):
+        made.run()
+    assert time.monotonic() - began < 50
+    assert made.followers.children["tracker"].exit_code() == -signal.SIGKILL
 
 
 # --- what is written afterwards
