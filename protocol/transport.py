@@ -90,7 +90,7 @@ class ActorPort(Protocol):
         ...
 
     def bytes_received(self) -> int:
-        """Over the present connection, also of a message that is not whole yet. 0 where nobody counts them: `ipc://`."""
+        """Over the present connection, also of a message that is not whole yet. 0 where nobody counts: `ipc://`."""
         ...
 
     def close(self) -> None:
