@@ -23,17 +23,22 @@ k completions of a task, estimated without bias from n >= k of which c are right
     maj@k  = P(the most frequent final answer of k is right), where a tie of m final answers counts 1/m for each
 
 Both are means over all C(n, k) subsets, so k = n is what was sampled; a smaller k has less noise than new samples.
-maj@k counts subsets by votes: for each number of votes v for the right final answer, the ways in which no other gets
-more, and how many get as many. The numbers are exact. A completion without a final answer has no vote; with no votes
-at all, nothing is right. Left out on purpose: plug-in estimates such as 1 - (1 - c/n)^k, which are biased for small n.
+maj@k adds up, over the votes v for the right final answer, the chance that no other gets more, and that a lot among
+those that get as many falls on it:
+
+    maj@k = 1 / b_n(k) * sum_v b_c(v) * [z^(k-v)] integral_0^1 prod_i (sum_(g<v) b_i(g) z^g + x b_i(v) z^v) dx
+
+with b_m(g) the chance of g among m completions if each is chosen by itself: given that k are chosen, all subsets are as
+likely. The integral of x^t is 1 / (1 + t), for t ties. The products are taken at the roots of unity, which is quick for
+thousands of completions, and right to DECIMALS. A completion without a final answer has no vote; with no votes at all,
+nothing is right. Left out on purpose: plug-in estimates such as 1 - (1 - c/n)^k, which are biased for small n.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import comb, sqrt
 from statistics import NormalDist
 
@@ -44,6 +49,12 @@ CHUNK = 1 << 20
 """Largest number of values in memory at once."""
 MANY = 30
 """Number of tasks that must differ for the bootstrap to decide."""
+DECIMALS = 10
+"""Of maj@k."""
+NEGLIGIBLE = 1e-16
+"""A chance that changes none of them."""
+MOST_NODES = 200
+"""Enough for as many ties as an evaluation can have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,23 +173,50 @@ def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
 @cache
 def _maj_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
     """Cached, because many tasks have the same counts."""
-    won = Fraction(0)
-    for votes in range(1, min(right, k) + 1):
-        for ties, ways in rivals(wrong, silent, votes, k - votes).items():
-            won += Fraction(comb(right, votes) * ways, 1 + ties)
-    return float(won / comb(right + sum(wrong) + silent, k))
+    n = right + sum(wrong) + silent
+    # Any share gives the same result; this one makes k the likeliest number, and is neither 0 nor 1.
+    share = (k + 0.5) / (n + 1)
+    chances = binomial(right, share)
+    # No fewer votes than make k with all other completions.
+    possible = range(max(1, k - n + right), min(right, k) + 1)
+    won = sum(
+        chances[votes] * chance_to_win(wrong, silent, votes, k - votes, share)
+        for votes in possible
+        if chances[votes] > NEGLIGIBLE
+    )
+    return max(0.0, round(float(won / binomial(n, share)[k]), DECIMALS))
 
 
-def rivals(wrong: Sequence[int], silent: int, votes: int, others: int) -> Mapping[int, int]:
-    """Ways to choose `others` completions so that no rival gets more than `votes`, by the number of ties."""
-    ways = {(cast, 0): comb(silent, cast) for cast in range(min(silent, others) + 1)}
-    for size in wrong:
-        grown: dict[tuple[int, int], int] = defaultdict(int)
-        for (cast, ties), count in ways.items():
-            for got in range(min(size, votes, others - cast) + 1):
-                grown[cast + got, ties + (got == votes)] += count * comb(size, got)
-        ways = grown
-    return {ties: count for (cast, ties), count in ways.items() if cast == others}
+def chance_to_win(wrong: Sequence[int], silent: int, votes: int, others: int, share: float) -> float:
+    """Chance that `others` of the other completions are chosen, that no rival gets more than `votes`, and that the
+    right final answer is drawn among those that get as many."""
+    strong = Counter(size for size in wrong if size >= votes)
+    ties, weights = gauss(min(strong.total(), others // votes))
+    length = sum(wrong) + silent + 1
+    root = np.exp(-2j * np.pi * np.arange(length // 2 + 1) / length)
+    weak = silent + sum(size for size in wrong if size < votes)
+    product = (1 - share + share * root) ** weak
+    for size, count in strong.items():
+        chances = binomial(size, share)
+        fewer, as_many = np.fft.rfft(chances[:votes], length), chances[votes] * root**votes
+        product = product * (fewer + ties * as_many) ** count
+    return np.fft.irfft(weights @ np.atleast_2d(product), length)[others]
+
+
+@cache
+def gauss(degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places [nodes, 1] and weights [nodes] of Gauss's rule from 0 to 1, for a polynomial of this degree."""
+    places, weights = np.polynomial.legendre.leggauss(min(degree // 2 + 1, MOST_NODES))
+    return (places[:, None] + 1) / 2, weights / 2
+
+
+@lru_cache(maxsize=1024)
+def binomial(n: int, share: float) -> np.ndarray:
+    """[n + 1] chance of each number of n, where each of them comes with probability `share`."""
+    log_factorials = np.array([math.lgamma(number + 1) for number in range(n + 1)])
+    counts = np.arange(n + 1)
+    logs = log_factorials[n] - log_factorials - log_factorials[::-1]
+    return np.exp(logs + counts * math.log(share) + (n - counts) * math.log1p(-share))
 
 
 def sizes(n: int) -> list[int]:

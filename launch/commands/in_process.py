@@ -65,7 +65,8 @@ class LocalFiller:
     def __init__(
         self, rollout: Rollout, beat: Beat = lambda phase: None, on_filled: Filled = lambda filled, wanted: None
     ) -> None:
-        """beat: called while an order is filled; it may raise. on_filled: called after each."""
+        """beat: called while an order is filled, and while results are counted; it may raise. on_filled: called after
+        each order."""
         self.rollout = rollout
         self.beat = beat
         self.on_filled = on_filled
@@ -89,4 +90,5 @@ class LocalFiller:
         return [self.filled.pop(order_id) for order_id in order_ids]
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """Does nothing: there is no peer to serve."""
+        """There is no peer to serve; called between the parts of an evaluation."""
+        self.beat("evaluating")

@@ -28,8 +28,10 @@ from shared.statistics import maj_at_k, pass_at_k, sizes
 READ = (Outcome.CORRECT, Outcome.WRONG)
 
 
-def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling) -> Decoded:
-    """The figures of one evaluation lane. All groups have the same number of completions."""
+def decoded(
+    tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, meanwhile: Callable[[], None]
+) -> Decoded:
+    """The figures of one evaluation lane. All groups have the same number of completions. meanwhile: called often."""
     draws = len(groups[0].lengths)
     outcomes = [outcome for group in groups for outcome in group.outcomes]
     finishes = [finish for group in groups for finish in group.finishes]
@@ -51,7 +53,7 @@ def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling) 
         length_median=float(np.median(lengths)),
         length_max=int(lengths.max()),
         pass_at=pass_at(groups) if draws > 1 else {},
-        maj_at=maj_at(groups) if draws > 1 else {},
+        maj_at=maj_at(groups, meanwhile) if draws > 1 else {},
         by_level=shares_by(tasks, shares, ("level",)),
         by_subject=shares_by(tasks, shares, ("subject", "type")),
     )
@@ -71,13 +73,18 @@ def pass_at(groups: Sequence[Group]) -> dict[int, Share]:
     return {k: share_of([pass_at_k(draws, num_right(group), k) for group in groups]) for k in sizes(draws)}
 
 
-def maj_at(groups: Sequence[Group]) -> dict[int, Share]:
+def maj_at(groups: Sequence[Group], meanwhile: Callable[[], None]) -> dict[int, Share]:
     """k -> the mean over tasks; empty if the verifier reads no final answers. All correct completions vote for one
-    candidate, in whatever form the final answer is written."""
+    candidate, in whatever form the final answer is written. With many draws it takes a while."""
     if any(group.votes is None for group in groups):
         return {}
-    counted = [votes_of(group) for group in groups]
-    return {k: share_of([maj_at_k(*counts, k) for counts in counted]) for k in sizes(len(groups[0].lengths))}
+    found: dict[int, list[float]] = {k: [] for k in sizes(len(groups[0].lengths))}
+    for group in groups:
+        counts = votes_of(group)
+        for k, values in found.items():
+            meanwhile()
+            values.append(maj_at_k(*counts, k))
+    return {k: share_of(values) for k, values in found.items()}
 
 
 def votes_of(group: Group) -> tuple[int, list[int], int]:
@@ -141,7 +148,7 @@ class Evaluator:
             tasks_sha256=self.tasks_sha256,
             source=self.config.tasks.source,
             verifier=self.config.verifier.kind,
-            **{how: decoded(self.tasks, found, samplings[how]) for how, found in groups.items()},
+            **{how: decoded(self.tasks, found, samplings[how], self.filler.pump) for how, found in groups.items()},
             examples=tuple(map(self.example, self.tasks[:NUM_SHOWN], groups["greedy"][:NUM_SHOWN])),
             task_results=tuple(map(self.task_result, self.tasks, groups["greedy"], groups["sampled"])),
             wall_s=round(time.monotonic() - started, 3),

@@ -38,11 +38,16 @@ class NotedFiller(LocalFiller):
     def __init__(self, rollout: Rollout) -> None:
         super().__init__(rollout)
         self.ordered: list[Order] = []
+        self.pumped = 0
 
     def submit(self, orders: Iterable[Order]) -> None:
         orders = list(orders)
         self.ordered += orders
         super().submit(orders)
+
+    def pump(self, timeout_s: float = 0.0) -> None:
+        self.pumped += 1
+        super().pump(timeout_s)
 
 
 class VotedScorer(ScriptedScorer):
@@ -110,6 +115,13 @@ def test_how_far_it_is_is_told_for_each_way_to_decode(tmp_path: Path) -> None:
     filler.on_filled = lambda filled, wanted: told.append((filled, wanted))
     evaluated(filler, toy_tasks(30))
     assert told == 2 * [(8, 20), (16, 20), (20, 20)]
+
+
+def test_the_link_is_served_while_votes_are_counted(tmp_path: Path) -> None:
+    filler, phases = filler_in(tmp_path), list[str]()
+    filler.beat = phases.append
+    evaluated(filler, toy_tasks(20), samples=5)
+    assert filler.pumped == phases.count("evaluating") == 20 * 4, "for each task, and each of its four k"
 
 
 def test_several_draws_give_pass_and_majority_at_k(tmp_path: Path) -> None:
