@@ -1,5 +1,6 @@
 """Builds the curriculum of a run from [curriculum] and its tasks."""
 
+import math
 from collections.abc import Sequence
 
 from learner.curriculum.curriculum import Curriculum, Shuffled
@@ -66,8 +67,10 @@ def levels(tasks: Sequence[Task], column: str) -> list[list[int]]:
 
 
 def rank(value: str) -> tuple[float, str]:
-    """Sorts numbers by size, and any other text after them."""
+    """Sorts numbers by size, and any other text after them. Numbers of one size, as 1 and 1.0, are in the order of
+    their text, so that every start of a run has the same stages."""
     try:
-        return float(value), ""
+        number = float(value)
     except ValueError:
-        return float("inf"), value
+        number = math.inf
+    return math.inf if math.isnan(number) else number, value

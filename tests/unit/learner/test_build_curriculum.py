@@ -1,12 +1,13 @@
 """From a config to the curriculum it means."""
 
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from learner.curriculum.build import build_curriculum, levels, strata
+from learner.curriculum.build import build_curriculum, levels, rank, strata
 from learner.curriculum.curriculum import Curriculum, Shuffled
 from learner.curriculum.pass_rate import PassRate
 from learner.curriculum.semantic_entropy import SemanticEntropies, TaskMeanings, measured_with
@@ -52,6 +53,14 @@ def test_without_a_number_of_steps_the_stages_share_the_run() -> None:
 def test_levels_are_in_the_order_of_numbers_then_of_letters() -> None:
     tasks = [task(level=level) for level in ("10", "9", "Level 2", "Level 1", "9")]
     assert levels(tasks, "level") == [[1, 4], [0], [3], [2]]
+
+
+@pytest.mark.parametrize("values", [("1", "01", "1.0"), ("nan", "2", "1", "A")])
+def test_values_without_an_order_of_size_are_in_one_order(values: tuple[str, ...]) -> None:
+    """The values are met as a set, whose order is another one in each process."""
+    expected = {"1": ["01", "1", "1.0"], "nan": ["1", "2", "A", "nan"]}[values[0]]
+    for order in permutations(values):
+        assert sorted(order, key=rank) == expected
 
 
 def test_tasks_without_the_column_share_a_stratum_and_have_no_level() -> None:
