@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from learner.objective.judged import PassCount, pass_rate
 from shared.seeding import permutation
 
@@ -57,6 +59,9 @@ class Shuffled:
         self.seed = seed
         self.position = 0
         self.pass_rate = float("nan")
+        self.epoch = -1
+        """Of `order`, which is kept because it takes long to make; it is no state."""
+        self.order = np.zeros(0, np.int64)
 
     def next(self, count: int) -> list[int]:
         positions = range(self.position, self.position + count)
@@ -66,7 +71,9 @@ class Shuffled:
     def task_at(self, position: int) -> int:
         """Random access, so that the position is the whole state."""
         epoch, offset = divmod(position, self.num_tasks)
-        return int(permutation(self.seed, epoch, self.num_tasks)[offset])
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, permutation(self.seed, epoch, self.num_tasks)
+        return int(self.order[offset])
 
     def observe(self, groups: Sequence[PassCount]) -> None:
         """Only for the metrics; the order does not depend on it."""

@@ -4,12 +4,25 @@ import json
 import math
 
 from learner.curriculum.curriculum import Shuffled
+from shared.seeding import permutation
 
 
 def test_every_task_comes_once_an_epoch() -> None:
     curriculum = Shuffled(num_tasks=10, seed=0)
     for _ in range(3):
         assert sorted(curriculum.next(4) + curriculum.next(6)) == list(range(10))
+
+
+def test_the_order_of_an_epoch_is_made_once() -> None:
+    curriculum = Shuffled(num_tasks=10, seed=3)
+    first = curriculum.next(4)
+    made = curriculum.order
+    second = curriculum.next(6)
+    assert curriculum.order is made
+    third = curriculum.next(3)
+    assert first + second == permutation(3, 0, 10).tolist() and third == permutation(3, 1, 10).tolist()[:3]
+    curriculum.load_state_dict({"position": 2})
+    assert curriculum.next(9) == [*first, *second, *third][2:11], "back across the end of an epoch"
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
