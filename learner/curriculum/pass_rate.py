@@ -62,7 +62,9 @@ class PassRate:
 
     def probabilities(self) -> np.ndarray:
         """[tasks] q."""
-        promise = self.expected_variance() ** self.config.sharpness
+        variance = self.expected_variance()
+        # Relative to the largest, which is then 1 at any sharpness: they do not all become zero.
+        promise = (variance / variance.max()) ** self.config.sharpness
         share = self.config.explore
         return (1 - share) * promise / promise.sum() + share / len(promise)
 

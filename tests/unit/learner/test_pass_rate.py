@@ -77,6 +77,12 @@ def test_sharpness_narrows_the_choice() -> None:
     assert effective[1] < effective[0]
 
 
+def test_however_sharp_the_choice_the_most_promising_tasks_share_it() -> None:
+    chosen = curriculum([0] * 4 + [1] * 4, CurriculumConfig(sharpness=2000.0, explore=0.1))
+    told(chosen, {task: (4, 8) if task > 3 else (8, 8) for task in range(8)})
+    assert np.allclose(chosen.probabilities(), [0.1 / 8] * 4 + [0.9 / 4 + 0.1 / 8] * 4)
+
+
 def test_no_task_twice_in_a_call_nor_while_it_is_sampled() -> None:
     chosen = curriculum([0] * 10)
     first, second = chosen.next(4), chosen.next(6)
