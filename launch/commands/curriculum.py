@@ -65,12 +65,12 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     from learner.tasks.tasks import load_tasks
     from shared.base.cache import cached_base
 
-    file = cache_file(config.curriculum, config.model, config.tasks.source)
     with local_actor(config) as actor:
         tasks = load_tasks(config.tasks, actor.prompter, config.verifier.kind).train
         base = cached_base(config.model).digest
         samples = config.curriculum.samples
         wanted = measured_with(config.rollout, config.verifier, samples, tasks, base, actor.prompter.digest)
+        file = cache_file(config.curriculum, config.model, config.tasks.source, wanted)
         make_folder(file.parent, place=KEY)
         with exclusive(file.with_name(f"{file.name}.lock"), KEY):
             try:

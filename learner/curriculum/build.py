@@ -32,7 +32,7 @@ def build_curriculum(config: Config, tasks: Sequence[Task], base_digest: str, to
             wanted = measured_with(
                 config.rollout, config.verifier, curriculum.samples, tasks, base_digest, tokenizer_digest
             )
-            file = cache_file(curriculum, config.model, config.tasks.source)
+            file = cache_file(curriculum, config.model, config.tasks.source, wanted)
             stages = entropy_stages(read_entropies(file, wanted).tasks, curriculum.stages)
             return staged(stages, curriculum, seed, config.run.steps)
 

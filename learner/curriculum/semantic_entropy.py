@@ -15,6 +15,7 @@ A measurement that was interrupted goes on behind its last whole line, with batc
 Left out on purpose: sampling and comparing, which need an engine and a verifier (launch/commands/curriculum.py).
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -166,12 +167,14 @@ def in_words(verifier: VerifierConfig) -> str:
     return f"{verifier.kind}, decimals from {digits} digits on" if digits else verifier.kind
 
 
-def cache_file(curriculum: CurriculumConfig, model: ModelConfig, source: str) -> Path:
-    """As configured, else named after model and data. Data sets may share a name, since the content is checked."""
+def cache_file(curriculum: CurriculumConfig, model: ModelConfig, source: str, wanted: MeasuredWith) -> Path:
+    """As configured, else named after model, data, and what it must be measured with, so that no configuration replaces
+    the measurement of another."""
     if curriculum.cache:
         return Path(curriculum.cache)
     names = [Path(name).name or name for name in (model.path, source)]
-    return cache_root(model) / "curricula" / f"{'-'.join(names)}.json"
+    digest = hashlib.sha256(msgspec.json.encode(wanted)).hexdigest()
+    return cache_root(model) / "curricula" / f"{'-'.join(names)}-{digest[:12]}.json"
 
 
 def read_entropies(file: Path, wanted: MeasuredWith) -> SemanticEntropies:

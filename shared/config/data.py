@@ -117,8 +117,8 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     samples: Annotated[int, Meta(ge=2, le=1024)] = 8
     """`sent`: M, the number of completions of each task from which its semantic entropy is measured. From 2 to 1024."""
     cache: str = ""
-    """`sent`: file with the measured entropies. If empty, a file below model.cache_dir. It is refused if it was
-    measured with another model, template, sampling, verifier or data set."""
+    """`sent`: file with the measured entropies. If empty, a file below model.cache_dir, one for each model,
+    template, sampling, verifier and data set. It is refused if it was measured with another of these."""
     ewc: NonNegativeFloat = 0.0
     """Stages: lambda of elastic weight consolidation, from the end of the first stage on (learner/continual/ewc.py). 0
     turns it off. The Fisher matrix is scaled to mean 1, so lambda / 2 is the weight of |dW - dW*|^2. The metric

@@ -1,5 +1,6 @@
 """Entropies, the stages they make, and a cache that is refused for anything it was not measured with."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -134,8 +135,13 @@ def test_the_data_s_digest_sees_prompts_columns_and_order() -> None:
 
 def test_where_it_is_kept() -> None:
     model = ModelConfig(path="org/Some-Model", cache_dir="/c")
-    assert cache_file(CurriculumConfig(), model, "data/train.jsonl") == Path("/c/curricula/Some-Model-train.jsonl.json")
-    assert cache_file(CurriculumConfig(cache="mine.json"), model, "data/train.jsonl") == Path("mine.json")
+    source, other = "data/train.jsonl", wanted(replaced(rollout=RolloutConfig(temperature=0.7)))
+    file = cache_file(CurriculumConfig(), model, source, wanted())
+    assert file.parent == Path("/c/curricula")
+    assert re.fullmatch(r"Some-Model-train\.jsonl-[0-9a-f]{12}\.json", file.name)
+    assert file == cache_file(CurriculumConfig(), model, source, wanted())
+    assert file != cache_file(CurriculumConfig(), model, source, other), "neither replaces the other"
+    assert cache_file(CurriculumConfig(cache="mine.json"), model, source, wanted()) == Path("mine.json")
 
 
 MEASURED = [[TaskMeanings(clusters=(3, 1), right=1)] * 2, [TaskMeanings(clusters=(4,), right=4)]]
