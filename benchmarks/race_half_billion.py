@@ -165,7 +165,7 @@ def overrides(prompts: int, args: argparse.Namespace, work: Path) -> list[str]:
 
 def race(prompts: int, args: argparse.Namespace, work: Path) -> list[Run]:
     """All rounds of one size."""
-    rows, _ = load_rows(TasksConfig(levels=(2,), limit=prompts), "gsm8k")
+    rows = load_rows(TasksConfig(levels=(2,), limit=prompts), "gsm8k")[0]
     (work / f"tasks-{prompts}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sides = ["tandem", *args.trl]
     orders = [sides[:: -1 if number % 2 else 1] for number in range(args.rounds)]

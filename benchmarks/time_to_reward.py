@@ -72,7 +72,7 @@ def prepare(work: Path) -> None:
     if config.optimizer.schedule != "constant" or config.optimizer.warmup_steps:
         raise SystemExit("the embedded preset no longer has a constant rate, which is what trl_grpo.py gives to TRL")
     write_dense_base(config.model, work / "dense")
-    train, _ = load_rows(config.tasks, config.verifier.kind)
+    train = load_rows(config.tasks, config.verifier.kind)[0]
     (work / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in train))
 
 

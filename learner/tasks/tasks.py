@@ -1,6 +1,7 @@
 """The tasks of a run: questions as prompt ids, and the columns for the verifier.
 
-    rows (sources.py) -> few-shot examples removed -> shuffled by tasks.seed -> held out -> limit -> dropped or rendered
+    rows (sources.py) -> few-shot examples removed, with their copies -> shuffled by tasks.seed -> held out -> limit
+    -> dropped or rendered
 
 A row is dropped, and counted by its reason, if its question is empty, its gold answer cannot be read by the verifier,
 its prompt is too long, or its columns are too large for the wire. Rows are never shortened. Held-out tasks are never
@@ -105,9 +106,9 @@ def digest_of_tasks(tasks: Sequence[Task], answers: Sequence[np.ndarray] = ()) -
 
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
     """DataError if no training task is left."""
-    train_rows, held_out_rows = load_rows(config, kind)
+    train_rows, held_out_rows, copies = load_rows(config, kind)
     shots = examples(train_rows, config)
-    dropped: Counter[str] = Counter()
+    dropped = Counter(copies)
     train = kept(train_rows[config.few_shot :], config, prompter, kind, shots, dropped)
     held_out = kept(held_out_rows, config, prompter, kind, shots, dropped)
     if not train:
@@ -123,9 +124,10 @@ def load_test(
     rows = rows_of_test(config, needs_answer=needs_answers(config, kind))
     if not rows:
         return (), {}
-    shots = examples(load_rows(config, kind)[0], config) if config.few_shot else ()
-    dropped: Counter[str] = Counter()
-    return kept(shuffled(rows, config.seed), config, prompter, kind, shots, dropped), dropped
+    shown = load_rows(config, kind)[0][: config.few_shot] if config.few_shot else ()
+    others = uncopied(shuffled(rows, config.seed), shown)
+    dropped = Counter(copies_in_words(len(rows) - len(others)))
+    return kept(others, config, prompter, kind, examples(shown, config), dropped), dropped
 
 
 def told_prompts(
@@ -155,19 +157,33 @@ def filled_in(text: str, columns: Columns) -> str:
     return COLUMN.sub(value, text)
 
 
-def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
-    """Training and held-out rows. The first `tasks.few_shot` training rows are the examples."""
+def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows, Mapping[str, int]]:
+    """Training and held-out rows, and the number of those that were copies of an example. The first `tasks.few_shot`
+    training rows are the examples."""
     named = held_out_rows(config, needs_answer=needs_answers(config, kind))
     held_out = None if named is None else shuffled(named, config.seed)
     if config.source in GENERATED:
         count = (config.limit or 8192) + config.few_shot
         own = generated_rows("held_out", GENERATED_HELD_OUT, config) if held_out is None else held_out
-        return generated_rows("train", count, config), own
+        return generated_rows("train", count, config), own, {}
     rows = training_rows(config, needs_answer=needs_answers(config, kind))
-    shown, train = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
+    shown, others = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
+    train, tested = uncopied(others, shown), uncopied(held_out or [], shown)
+    copies = copies_in_words(len(others) - len(train) + len(held_out or []) - len(tested))
     if held_out is None:
-        train, held_out = divided(train)
-    return [*shown, *train[: config.limit or None]], held_out
+        train, tested = divided(train)
+    return [*shown, *train[: config.limit or None]], tested, copies
+
+
+def uncopied(rows: list[Columns], shown: Rows) -> list[Columns]:
+    """Without copies of the examples, whose answer would be in their own prompt. If all rows are copies, they stay:
+    they differ in other columns."""
+    questions = set(map(unspaced, shown))
+    return [row for row in rows if unspaced(row) not in questions] or rows
+
+
+def copies_in_words(count: int) -> Mapping[str, int]:
+    return {"with the question of an example": count} if count else {}
 
 
 def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:

@@ -74,7 +74,7 @@ def written_answers(tasks: TasksConfig, sft: SftConfig, kind: VerifierKind) -> I
 
 def solutions(tasks: TasksConfig, kind: VerifierKind) -> Iterator[Written]:
     """Of the training tasks; a row without a solution has its answer."""
-    rows, _ = load_rows(tasks, kind)
+    rows = load_rows(tasks, kind)[0]
     shots = examples(rows, tasks)
     for row in rows[tasks.few_shot :]:
         before = tuple(conversation(row["question"], row.get(SYSTEM, tasks.system_prompt), shots))

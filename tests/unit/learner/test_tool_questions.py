@@ -68,7 +68,7 @@ def test_asking_for_more_calculations_than_there_are_says_so() -> None:
 @pytest.mark.parametrize("source", ["calculations", "guessing"])
 def test_they_are_sources_of_tasks(source: str) -> None:
     assert source in GENERATED
-    train, held_out = load_rows(TasksConfig(source=source, limit=40), "exact")
+    train, held_out, _ = load_rows(TasksConfig(source=source, limit=40), "exact")
     assert len(train) == 40 and len(held_out) == 512
     assert all(row["answer"].isdigit() and row["question"].endswith("?") for row in (*train, *held_out))
 
