@@ -74,8 +74,9 @@ class EvalSchedule:
             self.report("base", 0)
             return
         former_end = self.known("final", done) if done < self.steps else None
-        if former_end and self.config.every:
+        if former_end:
             self.store.write_evaluation(of_step(former_end))
+        if former_end and self.config.every:
             self.report(label_of(done), done)
         else:
             self.after(done)

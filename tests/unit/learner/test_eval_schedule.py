@@ -72,6 +72,8 @@ def test_a_run_that_is_trained_further_has_a_new_end() -> None:
     Start(store, every=0, steps=6).go(0, 6)
     assert Start(store, every=0, steps=8).go(6, 8) == ["final"]
     assert store.kept["final"].version == 8
+    assert store.kept["step-000006"].version == 6, "the former end is kept"
+    assert store.rows == [0, 6, 8]
 
 
 def test_another_adapter_is_evaluated_again() -> None:
