@@ -6,8 +6,9 @@ There are two verdicts, so each is made at 97.5 % (Bonferroni): if the policies 
 otherwise in at most 5 % of comparisons. Greedy completions and single draws are judged by the exact sign test.
 
 Each side is a run, whose evaluation `--label` is read, or the file of an evaluation. Two evaluations with different
-tasks, verifiers, caps or temperatures are refused, since their difference would mean nothing. For two runs, the time
-and the energy of their steps are shown too, in total and per point of reward.
+tasks, verifiers or caps are refused, since their difference would mean nothing. Where temperatures or draws differ, the
+sampled completions get no verdict: shares of one draw and of eight lie otherwise about the same mean. For two runs, the
+time and the energy of their steps are shown too, in total and per point of reward.
 """
 
 import os
@@ -68,18 +69,18 @@ def open_side(path: Path, label: str) -> Side:
 
 
 def refuse_unlike(a: Side, b: Side) -> None:
-    """The most frequent mistake is checked first."""
-    must_agree: dict[str, tuple[object, object]] = {
-        "other tasks": (tasks_of(a.evaluation), tasks_of(b.evaluation)),
-        "another verifier": (a.evaluation.verifier, b.evaluation.verifier),
-        "another cap": (a.evaluation.greedy.cap, b.evaluation.greedy.cap),
-        "another temperature": (a.evaluation.sampled.temperature, b.evaluation.sampled.temperature),
-    }
-    for what, (one, other) in must_agree.items():
-        if one != other:
+    """The most frequent mistake is checked first. Equal tasks may have come from different files."""
+    one, other = a.evaluation, b.evaluation
+    must_agree = (
+        ("other tasks", one.tasks_sha256, other.tasks_sha256, tasks_of),
+        ("another verifier", one.verifier, other.verifier, lambda of: of.verifier),
+        ("another cap", one.greedy.cap, other.greedy.cap, lambda of: of.greedy.cap),
+    )
+    for what, mine, theirs, words in must_agree:
+        if mine != theirs:
             raise DataError(
-                f"{a.name} and {b.name} cannot be compared: the second was evaluated with {what} ({one} against"
-                f" {other}); run `eval` on both with the same data, --problems and caps."
+                f"{a.name} and {b.name} cannot be compared: the second was evaluated with {what} ({words(one)} against"
+                f" {words(other)}); run `eval` on both with the same data, --problems and caps."
             )
 
 
@@ -98,15 +99,31 @@ def report(a: Side, b: Side, flips: int) -> Iterator[str]:
     greedy = paired(right(one), right(other), LEVEL)
     yield verdict("greedy", one.greedy, other.greedy, greedy)
     yield f"         right in A alone {len(up)}, in B alone {len(down)}{chance(greedy)}"
-    sampled = paired([task.sampled for task in one.task_results], [task.sampled for task in other.task_results], LEVEL)
-    yield verdict("sampled", one.sampled, other.sampled, sampled)
-    yield f"         {draws(one, other)}{chance(sampled)}"
+    yield from sampled_lines(one, other)
     yield (
-        f"{VERDICTS} verdicts, each at {100 * LEVEL:g} % (Bonferroni): of two equal policies, one is called better"
-        " in at most 5 % of comparisons"
+        f"at most {VERDICTS} verdicts, each at {100 * LEVEL:g} % (Bonferroni): of two equal policies, one is called"
+        " better in at most 5 % of comparisons"
     )
     yield from shown("right in A, wrong in B", up, flips)
     yield from shown("right in B, wrong in A", down, flips)
+
+
+def sampled_lines(one: Evaluation, other: Evaluation) -> Iterator[str]:
+    if why := why_unlike(one.sampled, other.sampled):
+        yield f"sampled  A {one.sampled.accuracy:.1%}, B {other.sampled.accuracy:.1%}: no verdict, {why}"
+        return
+    found = paired([task.sampled for task in one.task_results], [task.sampled for task in other.task_results], LEVEL)
+    yield verdict("sampled", one.sampled, other.sampled, found)
+    yield f"         {draws(one, other)}{chance(found)}"
+
+
+def why_unlike(a: Decoded, b: Decoded) -> str:
+    """Why the sampled completions have no verdict; empty if they have one."""
+    if a.temperature != b.temperature:
+        return f"because A has temperature {a.temperature:g} and B {b.temperature:g}"
+    if a.draws != b.draws:
+        return f"because A has {a.draws} draws a task and B {b.draws}; run `eval` on both with the same --samples"
+    return ""
 
 
 def described(side: Side) -> str:

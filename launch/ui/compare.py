@@ -2,7 +2,8 @@
 answers. The curves come from each run itself.
 
 The intervals are those of `python -m launch compare`: the first run against each other one, paired by task, two
-verdicts for each pair. Evaluations of different tasks are not compared, and the reason is shown instead.
+verdicts for each pair. Evaluations of different tasks are not compared, and the reason is shown instead; so is the
+reason where sampled completions have no verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from launch.commands.compare import LEVEL, Side, flipped, open_side, refuse_unlike
+from launch.commands.compare import LEVEL, Side, flipped, open_side, refuse_unlike, why_unlike
 from launch.ui.runs_folder import RunsFolder
 from shared.errors import UserError
 from shared.run.evaluation import TaskResult, right
@@ -83,11 +84,12 @@ def pair(a: str, b: str, one: Side | None, other: Side | None, problem: str) -> 
     if one is None or other is None:
         return named
     first, second = one.evaluation, other.evaluation
-    draws = [[task.sampled for task in side.task_results] for side in (first, second)]
-    ways = [
-        way("greedy", first.greedy.accuracy, second.greedy.accuracy, right(first), right(second)),
-        way("sampled", first.sampled.accuracy, second.sampled.accuracy, *draws),
-    ]
+    ways = [way("greedy", first.greedy.accuracy, second.greedy.accuracy, right(first), right(second))]
+    if why := why_unlike(first.sampled, second.sampled):
+        named["problem"] = f"no verdict on sampled answers, {why}"
+    else:
+        draws = [[task.sampled for task in side.task_results] for side in (first, second)]
+        ways.append(way("sampled", first.sampled.accuracy, second.sampled.accuracy, *draws))
     lost, won = flipped(first, second), flipped(second, first)
     changed = [
         *(changed_row("a", mine, theirs) for mine, theirs in lost[:MOST_CHANGED]),

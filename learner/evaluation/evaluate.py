@@ -18,6 +18,7 @@ from learner.objective.batch import flat
 from learner.objective.turns import sampled_lengths
 from learner.orders.orders import build_orders
 from learner.orders.plan import OrderFiller
+from learner.tasks.sources import name_of_held_out
 from learner.tasks.tasks import Task
 from protocol.messages import Finish, Group, Outcome, Sampling
 from shared.config.load import most_groups
@@ -146,7 +147,7 @@ class Evaluator:
             seed=self.config.run.seed,
             adapter_sha256=adapter_sha256,
             tasks_sha256=self.tasks_sha256,
-            source=self.config.tasks.source,
+            source=name_of_held_out(self.config.tasks),
             verifier=self.config.verifier.kind,
             **{how: decoded(self.tasks, found, samplings[how], self.filler.pump) for how, found in groups.items()},
             examples=tuple(map(self.example, self.tasks[:NUM_SHOWN], groups["greedy"][:NUM_SHOWN])),

@@ -114,6 +114,12 @@ def rows_of_test(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | 
     return list(read_rows(key, *place, config, needs_answer=needs_answer)) if place else None
 
 
+def name_of_held_out(config: TasksConfig) -> str:
+    """Where held-out tasks come from: `held_out.jsonl`, `gsm8k test`, or the training data that they are part of."""
+    place = place_of("held_out", config.held_out, config.source) if config.held_out else (config.source,)
+    return " ".join(filter(None, place))
+
+
 def place_of_test(config: TasksConfig) -> tuple[str, str] | None:
     """Source and split of the test set."""
     if config.test:

@@ -127,10 +127,8 @@ def way(name: str, **changes: Any) -> dict[str, Any]:
 
 UNLIKE: list[tuple[dict[str, Any], str]] = [
     ({"tasks_sha256": "others"}, "other tasks"),
-    ({"source": "data/test.jsonl"}, "other tasks"),
     ({"verifier": "math"}, "another verifier (gsm8k against math)"),
     (way("greedy", cap=512), "another cap (64 against 512)"),
-    (way("sampled", temperature=0.6), "another temperature (1.0 against 0.6)"),
 ]
 
 
@@ -142,6 +140,28 @@ def test_unlike_data_are_refused_in_words(
     sentence = refused(capsys, a, b)
     assert words in sentence and "run `eval` on both with the same data" in sentence
     assert re.search(r"error: \S+/a and \S+/b cannot be compared", sentence)
+
+
+def test_the_same_tasks_from_another_file_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = run_of(tmp_path / "a", [True] * 30), run_of(tmp_path / "b", [False] * 30, source="data/test.jsonl")
+    assert compared(capsys, a, b).count("A is better") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": 0.6}, "because A has temperature 1 and B 0.6"),
+        ({"draws": 8}, "because A has 1 draws a task and B 8; run `eval` on both with the same --samples"),
+    ],
+)
+def test_completions_that_were_sampled_otherwise_have_no_verdict(
+    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled = {"sampled": structs.replace(toy_evaluation([False] * 30).sampled, **changes)}
+    a, b = run_of(tmp_path / "a", [True] * 30), run_of(tmp_path / "b", [False] * 30, **sampled)
+    text = compared(capsys, a, b)
+    assert f"sampled  A 100.0%, B 0.0%: no verdict, {words}" in text
+    assert text.count("A is better") == 1, "greedy completions have theirs"
 
 
 def test_a_missing_evaluation_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,6 +213,20 @@ def test_tasks_without_a_gold_answer_are_evaluated_too(tmp_path: Path) -> None:
     assert report.tasks_sha256 != evaluated(filler_in(tmp_path), tasks[:3]).tasks_sha256
 
 
+@pytest.mark.parametrize(
+    ("tasks", "source"),
+    [
+        (TasksConfig(source="sums"), "sums"),
+        (TasksConfig(source="sums", held_out="test.jsonl"), "test.jsonl"),
+        (TasksConfig(source="gsm8k", held_out="test"), "gsm8k test"),
+    ],
+)
+def test_a_report_names_the_source_of_its_own_tasks(tasks: TasksConfig, source: str, tmp_path: Path) -> None:
+    filler, config = filler_in(tmp_path), structs.replace(CONFIG, tasks=tasks)
+    report = Evaluator(config, toy_tasks(2), filler, spelled).run("base", 0, filler.policies[0].sha256)
+    assert report.source == source
+
+
 def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
     report = evaluated(filler_in(tmp_path), toy_tasks(20), samples=4)
     assert read_evaluation(write_evaluation(tmp_path, report)) == report
