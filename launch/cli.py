@@ -134,8 +134,9 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "writes eval/<label>.json, such as base or step-000040; where that is an evaluation of other tasks, draws or"
-        " caps, it stays, and the label of the new one ends in -n<tasks>x<draws>; `compare --label` takes any label"
+        "writes eval/<label>.json, such as base or step-000040; with other tasks, draws or caps than the run's own"
+        " evaluations, or than the one that is there, the label ends in -n<tasks>x<draws>; `compare --label` takes any"
+        " label"
     )
     add_directory(parser)
     which = parser.add_mutually_exclusive_group()

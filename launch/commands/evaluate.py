@@ -56,8 +56,9 @@ def evaluate_run(
     keep_to_itself()
     run, config = open_run(directory, compute_as="actor")
     refuse_unwritable(run.eval)
+    own = config.eval
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
-    config = structs.replace(config, eval=overridden(config.eval, given))
+    config = structs.replace(config, eval=overridden(own, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
     with adapter_evaluator(config, run, test=test, on_filled=say_how_far) as evaluator:
         adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""
@@ -65,9 +66,10 @@ def evaluate_run(
     found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
     # Before it is written: the disk may be full by now.
     print_evaluation(make_console(), found)
-    label = label_for(run.eval, found)
+    # The run never evaluates on the test set, nor at all without problems.
+    label = label_for(run.eval, found, as_the_run=test or own.problems == 0 or config.eval == own)
     if label != found.label:
-        print(f"'{found.label}' is an evaluation of other tasks, draws or caps and stays; this one is '{label}'")
+        print(f"'{found.label}' is for other tasks, draws or caps; this one is '{label}'")
         found = structs.replace(found, label=label)
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode(), place=RUN_DIR)

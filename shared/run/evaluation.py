@@ -189,13 +189,16 @@ def right(evaluation: Evaluation) -> list[float]:
     return [float(task.greedy == "correct") for task in evaluation.task_results]
 
 
-def label_for(folder: Path, found: Evaluation) -> str:
+def label_for(folder: Path, found: Evaluation, *, as_the_run: bool) -> str:
     """The label to write it under: its own, if that is not taken or is of the same kind, which is then replaced; else
-    a longer one, `base-n4x8` for 4 tasks of 8 draws, `base-n4x8-cap512` with a long cap."""
+    a longer one, `base-n4x8` for 4 tasks of 8 draws, `base-n4x8-cap512` with a long cap. as_the_run: with the tasks,
+    draws and caps of the run's own evaluations. Any other gets a longer label at once: the run makes those without one,
+    and takes what it finds there for its own."""
     longer = f"{found.label}-n{found.n}x{found.sampled.draws}"
     if long := found.long_greedy:
         longer += f"-cap{long.cap}"
-    for label in chain((found.label, longer), (f"{longer}-{number}" for number in count(2))):
+    usual = (found.label,) if as_the_run else ()
+    for label in chain(usual, (longer,), (f"{longer}-{number}" for number in count(2))):
         # One that is damaged stays too.
         with suppress(DamageError):
             kept = read_evaluation(folder / f"{label}.json")

@@ -80,6 +80,9 @@ def test_the_test_set_is_read_by_eval_when_it_is_asked_for_and_never_by_a_run(tm
     assert launch("eval", out, "--base", "--problems", "2").returncode == 0
     assert report(out, "base") == base
     assert report(out, f"base-n2x{base['sampled']['draws']}")["n"] == 2
+    assert launch("eval", out, "--samples", "2").returncode == 0
+    assert report(out, "step-000001-n3x2")["version"] == 1
+    assert not (out / "eval" / "step-000001.json").exists(), "the name of the run's own"
     (data / "test.jsonl").unlink()
     refused = launch("eval", out, "--test")
     assert refused.returncode == 2 and "has no test set; name one with tasks.test" in refused.stderr
