@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from launch.__main__ import main
+from launch.commands.compare import open_side
 from shared.config.load import config_to_json
 from shared.config.tree import Config
 from shared.run.evaluation import write_evaluation
@@ -162,6 +163,10 @@ def test_completions_that_were_sampled_otherwise_have_no_verdict(
     text = compared(capsys, a, b)
     assert f"sampled  A 100.0%, B 0.0%: no verdict, {words}" in text
     assert text.count("A is better") == 1, "greedy completions have theirs"
+    page = pytest.importorskip("launch.ui.compare", reason="needs the extra `ui`", exc_type=ImportError)
+    told = page.pair("a", "b", open_side(a, "final"), open_side(b, "final"), "")
+    assert [way["name"] for way in told["ways"]] == ["greedy"]
+    assert told["problem"] == f"no verdict on sampled answers, {words}"
 
 
 def test_a_missing_evaluation_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -335,18 +335,6 @@ def test_runs_that_cannot_be_compared_say_why(page: Window) -> None:
         assert "expected 2 to 4" in page.get(f"/api/compare?runs={names}").problem
 
 
-def test_sampled_answers_of_other_draws_have_no_verdict(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        usual_run(tmp_path / name)
-    final = evaluation("final", 12, [place < 40 for place in range(64)])
-    run = RunDir.open(tmp_path / "second")
-    write_evaluation(run.eval, msgspec.structs.replace(final, sampled=msgspec.structs.replace(final.sampled, draws=8)))
-    with window(tmp_path) as opened:
-        (pair,) = opened.ask("compare?runs=first/second")["pairs"]
-    assert [way["name"] for way in pair["ways"]] == ["greedy"]
-    assert "no verdict on sampled answers, because A has 4 draws a task and B 8;" in pair["problem"]
-
-
 def test_nothing_is_written(folder: Path, page: Window) -> None:
     def state() -> dict[Path, tuple[int, int]]:
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}

@@ -349,20 +349,18 @@ def test_copies_of_an_example_are_neither_trained_on_nor_evaluated(tmp_path: Pat
     data[2]["question"] = data[2]["question"].replace(" ", "  ")
     source = write_jsonl(tmp_path / "t.jsonl", data)
     own = str(write_jsonl(tmp_path / "h.jsonl", rows(5)))
-    reason, shown = "with the question of an example", "What is 0 + 1?"
+    reason = "with the question of an example"
     for named, copies, tested in (("", 2, 4), (own, 3, 4)):
         tasks = load_tasks(TasksConfig(source=str(source), few_shot=2, held_out=named), prompter, "gsm8k")
         train, held_out = questions(tasks)
-        assert shown not in {" ".join(q.split()) for q in (*train, *held_out)}
+        assert "What is 0 + 1?" not in {" ".join(q.split()) for q in (*train, *held_out)}
         assert len(held_out) == tested and tasks.dropped == {reason: copies}
-    config = TasksConfig(source=str(source), few_shot=2, test=own)
-    found, dropped = load_test(config, prompter, "gsm8k")
+    found, dropped = load_test(TasksConfig(source=str(source), few_shot=2, test=own), prompter, "gsm8k")
     assert len(found) == 4 and dropped == {reason: 1}
 
 
 def test_rows_that_all_have_the_question_of_the_example_stay(tmp_path: Path, prompter: Prompter) -> None:
-    data = [rows(1)[0] | {"kind": str(copy)} for copy in range(21)]
-    source = str(write_jsonl(tmp_path / "t.jsonl", data))
+    source = str(write_jsonl(tmp_path / "t.jsonl", [rows(1)[0] | {"kind": str(copy)} for copy in range(21)]))
     tasks = load_tasks(TasksConfig(source=source, few_shot=1), prompter, "gsm8k")
     assert (len(tasks.train), len(tasks.held_out), tasks.dropped) == (18, 2, {})
 
