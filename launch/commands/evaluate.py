@@ -21,6 +21,7 @@ from launch.display.report import markdown, print_evaluation
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from learner.durable.find_adapter import adapters_of
 from shared.config.data import TasksConfig, VerifierKind
+from shared.config.load import check_together
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, sent_dtype
 from shared.config.tree import Config
@@ -59,6 +60,7 @@ def evaluate_run(
     own = config.eval
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(own, given))
+    check_together(config)
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
     with adapter_evaluator(config, run, test=test, on_filled=say_how_far) as evaluator:
         adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""

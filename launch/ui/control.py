@@ -143,7 +143,7 @@ class Control:
         return self.start("run", opened.name, ["resume", self.place(opened.name), *options])
 
     def stop(self, opened: OpenRun, body: bytes) -> dict[str, Any]:
-        """The learner finishes its step, writes a checkpoint and ends."""
+        """The learner finishes its step or gives up its evaluation, writes a checkpoint and ends."""
         asked(body, Wanted)
         if opened.run.state() != "running":
             raise UserError(f"{opened.name} is not running, so there is nothing to stop.")

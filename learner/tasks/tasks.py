@@ -176,14 +176,14 @@ def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows, Mapp
 
 
 def uncopied(rows: list[Columns], shown: Rows) -> list[Columns]:
-    """Without copies of the examples, whose answer would be in their own prompt. If all rows are copies, they stay:
-    they differ in other columns."""
-    questions = set(map(unspaced, shown))
-    return [row for row in rows if unspaced(row) not in questions] or rows
+    """Without rows that have the question and answer of an example, since the answer would be in their own prompt. If
+    all rows have them, they stay: they differ in other columns."""
+    copied = {(unspaced(row), row.get("answer")) for row in shown}
+    return [row for row in rows if (unspaced(row), row.get("answer")) not in copied] or rows
 
 
 def copies_in_words(count: int) -> Mapping[str, int]:
-    return {"with the question of an example": count} if count else {}
+    return {"with the question and answer of an example": count} if count else {}
 
 
 def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:

@@ -65,6 +65,11 @@ def test_completions_that_the_model_has_no_positions_for(tmp_path: Path, key: st
     refused(done, "up to 600 do not fit into the 512 positions", key.partition(".")[0])
 
 
+def test_a_second_cap_of_eval_that_is_no_larger(tmp_path: Path) -> None:
+    launch("run", "embedded", "--out", tmp_path / "run", "--prepare")
+    refused(launch("eval", tmp_path / "run", "--long-cap", "10"), "eval.long_cap = 10", "larger")
+
+
 @pytest.mark.skipif(version_of(*DISTRIBUTIONS) is not None, reason="vLLM is installed here")
 def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "new", "--set", "actor.engine=vllm")

@@ -37,7 +37,7 @@ export async function follow(place, job, each) {
 export function stopButton(place, run) {
   const stop = async () => {
     if (await trying(place, () => tell(of(run, "stop"))))
-      put(place, h("p", { role: "status" }, `${run} finishes its step, writes a checkpoint and ends.`));
+      put(place, h("p", { role: "status" }, `${run} finishes its step or gives up its evaluation, writes a checkpoint and ends.`));
   };
   return h("button", { type: "button", "aria-label": `Stop ${run}`, on: { click: stop } }, "Stop");
 }

@@ -347,22 +347,22 @@ def test_examples_are_turns_before_every_question_and_not_trained_on(tmp_path: P
 def test_copies_of_an_example_are_neither_trained_on_nor_evaluated(tmp_path: Path, prompter: Prompter) -> None:
     data = [row | {"kind": str(copy)} for row in rows(20) for copy in range(4)]
     data[2]["question"] = data[2]["question"].replace(" ", "  ")
-    source = write_jsonl(tmp_path / "t.jsonl", data)
-    own = str(write_jsonl(tmp_path / "h.jsonl", rows(5)))
-    reason = "with the question of an example"
+    source, own = (str(write_jsonl(tmp_path / name, made)) for name, made in (("t.jsonl", data), ("h.jsonl", rows(5))))
+    reason = "with the question and answer of an example"
     for named, copies, tested in (("", 2, 4), (own, 3, 4)):
-        tasks = load_tasks(TasksConfig(source=str(source), few_shot=2, held_out=named), prompter, "gsm8k")
-        train, held_out = questions(tasks)
-        assert "What is 0 + 1?" not in {" ".join(q.split()) for q in (*train, *held_out)}
-        assert len(held_out) == tested and tasks.dropped == {reason: copies}
-    found, dropped = load_test(TasksConfig(source=str(source), few_shot=2, test=own), prompter, "gsm8k")
+        tasks = load_tasks(TasksConfig(source=source, few_shot=2, held_out=named), prompter, "gsm8k")
+        assert "What is 0 + 1?" not in {" ".join(q.split()) for q in (*questions(tasks)[0], *questions(tasks)[1])}
+        assert len(tasks.held_out) == tested and tasks.dropped == {reason: copies}
+    found, dropped = load_test(TasksConfig(source=source, few_shot=2, test=own), prompter, "gsm8k")
     assert len(found) == 4 and dropped == {reason: 1}
 
 
-def test_rows_that_all_have_the_question_of_the_example_stay(tmp_path: Path, prompter: Prompter) -> None:
-    source = str(write_jsonl(tmp_path / "t.jsonl", [rows(1)[0] | {"kind": str(copy)} for copy in range(21)]))
-    tasks = load_tasks(TasksConfig(source=source, few_shot=1), prompter, "gsm8k")
-    assert (len(tasks.train), len(tasks.held_out), tasks.dropped) == (18, 2, {})
+def test_rows_like_the_example_stay_if_all_are_or_with_another_answer(tmp_path: Path, prompter: Prompter) -> None:
+    copies = [rows(1)[0] | {"kind": str(copy)} for copy in range(21)]
+    for data, counts in ((copies, (18, 2)), ([*copies, copies[0] | {"answer": 7}], (1, 0))):
+        source = str(write_jsonl(tmp_path / f"{len(data)}.jsonl", data))
+        tasks = load_tasks(TasksConfig(source=source, few_shot=1), prompter, "gsm8k")
+        assert (len(tasks.train), len(tasks.held_out)) == counts
 
 
 def test_examples_of_the_embedded_source_are_worked_out(prompter: Prompter) -> None:
