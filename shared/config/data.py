@@ -62,8 +62,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     keeps its own; `generate`, `chat` and exports know only this one."""
     few_shot: NonNegative = 0
     """Number of solved examples that are shown before every question, as earlier messages of the chat. They are the
-    first rows of the training file, with their solution if there is one. They are not trained on, nor are other rows of a
-    file with the same question and answer, unless all have these. Each must have a question and an answer."""
+    first rows of the training file, with their solution if there is one. They are not trained on, nor are other rows
+    of a file with the same question and answer, unless all have these. Each must have a question and an answer."""
     levels: Annotated[tuple[Annotated[int, Meta(ge=1, le=3)], ...], Meta(min_length=1)] = (1, 2, 3)
     """Levels of the embedded tasks: any of 1, 2 and 3."""
     limit: NonNegative = 2048
