@@ -66,6 +66,8 @@ wait_for_launcher() {
     return "$code"
 }
 
+# With eval.beside, the last evaluations may still be to be made, which the next start does.
 is_done() {
-    grep -qs '"status": "done"' "$1/summary.json"
+    grep -qs '"status": "done"' "$1/summary.json" &&
+        { [[ -e $1/eval/final.json ]] || ! grep -qs '"beside": true' "$1/config.json"; }
 }

@@ -112,7 +112,9 @@ class Supervisor:
                 self.stop_actors()
                 self.followers.finish(self.asked_to_stop)
             except (ProcessFailed, UserError):
-                self.finish_failed()
+                # Before the first step there is nothing to send.
+                if self.restarts.steps_done:
+                    self.finish_failed()
                 raise
             finally:
                 self.kill_all()

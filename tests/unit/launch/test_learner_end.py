@@ -91,31 +91,32 @@ def test_a_learner_that_is_done_ends_the_run(looks: int, tmp_path: Path) -> None
     supervisor(tmp_path, looks, 0).run()
 
 
-def with_tracker(folder: Path, on_term: str) -> Supervisor:
-    """A run whose learner has failed, and a real tracker that notes when it is asked to end."""
+def with_tracker(folder: Path, on_term: str, steps: int = 1) -> Supervisor:
+    """A run whose learner has failed after so many steps, and a real tracker that notes when it is asked to end."""
     code = f"import signal, time; signal.signal(signal.SIGTERM, lambda *_: {on_term}); print('up', flush=True)"
     log = folder / "tracker.log"
     argv = (sys.executable, "-c", f"{code}; time.sleep(60)")
     made = supervisor(folder, math.inf, 1)
     made.followers.processes["tracker"] = Process(name="tracker", argv=argv, environment={}, threads=1, log=log)
     made.limits = made.followers.limits = replace(QUICK, tick_s=0.01, grace_s=60.0)
-    made.screen = EndsTheLearner(made, log)
+    made.screen = EndsTheLearner(made, log, steps)
     return made
 
 
 class EndsTheLearner(NoScreen):
     """Once the tracker is there."""
 
-    def __init__(self, made: Supervisor, log: Path) -> None:
+    def __init__(self, made: Supervisor, log: Path, steps: int) -> None:
         self.made = made
         self.log = log
+        self.steps = steps
 
     def tick(self) -> int:
         if self.log.read_text():
             starter = self.made.starter
             assert isinstance(starter, ScriptedStarter)
             starter.learner.looks = 0
-        return 0
+        return self.steps
 
 
 def test_the_tracker_of_a_run_that_has_failed_sends_the_rest(tmp_path: Path) -> None:
@@ -124,6 +125,13 @@ def test_the_tracker_of_a_run_that_has_failed_sends_the_rest(tmp_path: Path) -> 
         made.run()
     assert (tmp_path / "tracker.log").read_text() == "up\nsent\n"
     assert made.followers.children == {}
+
+
+def test_nobody_waits_for_the_tracker_of_a_run_that_fails_before_its_first_step(tmp_path: Path) -> None:
+    made = with_tracker(tmp_path, "print('asked', flush=True)", steps=0)
+    with pytest.raises(ProcessFailed, match="learner ended with exit code 1"):
+        made.run()
+    assert (tmp_path / "tracker.log").read_text() == "up\n"
 
 
 def test_ctrl_c_ends_the_wait_for_the_tracker_of_a_run_that_has_failed(tmp_path: Path) -> None:

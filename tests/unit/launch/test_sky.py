@@ -71,6 +71,12 @@ def test_an_actor_that_loses_the_learner_is_started_again(task: dict[str, Any], 
     assert (tmp_path / "starts").read_text() == "start\n" * 2 and (tmp_path / "pauses").read_text() == "10\n"
 
 
+def test_a_machine_that_never_finds_the_learner_is_given_back(task: dict[str, Any], tmp_path: Path) -> None:
+    done = run_actor(task, tmp_path, 'echo start >>"$HOME/starts"; exit 1')
+    assert done.returncode == 1
+    assert len((tmp_path / "starts").read_text().split()) == 30
+
+
 def test_an_actor_that_a_person_has_to_help_is_not_started_again(task: dict[str, Any], tmp_path: Path) -> None:
     done = run_actor(task, tmp_path, 'echo start >>"$HOME/starts"; exit 2')
     assert (done.returncode, done.stderr) == (2, "")

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.load import apply_override, resolve
+from launch.presets.load import load_config
+from shared.config.load import apply_override, config_to_json, resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 SLURM = ROOT / "launch" / "slurm"
@@ -147,6 +148,23 @@ def test_a_warning_stops_once_and_queues_again_what_is_not_finished(
         os.kill(job.process.pid, signal.SIGUSR1)
     assert job.end()[0] == 0
     assert job.calls[1:] == ["TERM", *requeued]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_evaluations_that_are_left_to_the_next_start_queue_the_job_again(
+    tmp_path: Path, start: Callable[..., Job], evaluated: bool
+) -> None:
+    run = made(tmp_path, "done")
+    config = load_config("embedded", ["eval.beside=true", "eval.every=1"])
+    (run / "config.json").write_bytes(config_to_json(config))
+    if evaluated:
+        (run / "eval").mkdir()
+        (run / "eval" / "final.json").write_text("{}")
+    job = start("one_node.sbatch", str(run), "embedded")
+    job.wait_until_it_trains()
+    os.kill(job.process.pid, signal.SIGUSR1)
+    job.end()
+    assert job.calls[1:] == (["TERM"] if evaluated else ["TERM", "scontrol requeue 12345"])
 
 
 def test_a_signal_to_all_processes_is_not_passed_on(tmp_path: Path, start: Callable[..., Job]) -> None:
