@@ -160,9 +160,10 @@ TEXT_UNIT = re.compile(rf"(?<=[0-9}})])({IN_TEXT})$")
 TEXT_UNIT_BEHIND_A_LETTER = re.compile(rf"(?<=[A-Za-z])({IN_TEXT})$")
 INSIDE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # What \text{} may hold to be a unit: words, rates, powers, currencies. Other digits and signs make another value of the
-# number before them, as in `5\text{ to 6}` and `5\text{.5}`.
+# number before them, as in `5\text{ to 6}` and `5\text{.5}`. A comma or an exclamation mark must follow a word.
 UNIT_IN_TEXT = re.compile(
-    r"(?:[^\W\d_]|(?!\d)[\u0300-\u036f\u0900-\u0eff]|[\s()]|(?<=[^\s\d(])[.'/]|/(?=\s*(?:[hs]\b|[A-Za-z]{2}))"
+    r"(?:[^\W\d_]|(?!\d)[\u0300-\u036f\u0900-\u0eff]|[\s()]|(?<=[^\s\d(])[.'/]|/(?=\s*(?:[hms]\b|[A-Za-z]{2}))"
+    r"|(?:(?<=[^\W\d_]),|(?<=[^\W\d_]{2})!)(?=\s*(?:[^\W\d_]|\Z))"
     r"|-(?=[A-Za-z]{2})|(?<=m)[23](?![0-9])|(?<=[^\s\d(])\$?\^[23]\$?|\^\\circ|\\?[$\u00a2-\u00a5\u20a0-\u20bf])*"
 )
 RATE_UNIT = re.compile(rf"(?<=[0-9}})])({RATE})$")

@@ -225,10 +225,12 @@ LAST_NUMBERS = [text for text in NUMBERS if text not in BY_DESIGN]
 NO_UNITS = (
     r" hours 30 minutes| feet 6 inches| dollars 6 cents|, 6| to 6|-6| = 6|.5|0|!|+x|/x|\%| choose 2| choose x| over 2"
     r"| remainder 1| remainder one| less than x| below zero| maybe|k| k|M| bn| crore| lakh| tens| through 50"
+    "| n!|, six|!!| feet, 6"
 )
 UNITS = (
     r"| K| m/s|/kg| / hour| apples/box| ft-lb|-gon| sq. in.| m2| cm^2| cm$^3$| (cm)|\$| o'clock| two-digit numbers"
     "| negative integers| left over| feet below| ways to choose|\u20ac|\u5143| \u0915\u093f.\u092e\u0940."
+    "| people, | miles, per hour| students!|/m"
 )
 FORMULAS = [
     (r"42 \text{ million}", "42"),
@@ -389,4 +391,5 @@ RIGHT_FORMULAS = [
     (r"42\text{\%}", r"42\%"),
     *[(f"{names} = (2,3)", "(2,3)") for names in ("(x, y)", "(a,b)", r"(r,\theta)", "(m,b)", "(a,x)")],
     *[(rf"42\text{{{text}}}", "42") for text in UNITS.split("|")],
+    (r"42\text{ kg}\text{/m}^3", "42"),
 ]
