@@ -11,11 +11,12 @@ never closed, so nothing after it counts. The final answer of a mathematical tex
 The last one of its kind counts, so a text may correct itself. Everything listed beside it is part of the answer
 (`\boxed{41} or \boxed{42}`, `\boxed{41} or 42`, `is 42. Actually 7`). The answer is then a list, and no list equals a
 single gold answer. The same goes for what takes the answer back: `is wrong`, another `Answer:`, or what follows
-`Actually`. What changes a box is read with it: `-\boxed{42}`, `\boxed{42} million`, `not \boxed{42}`. On the line of
-`####`, the answer may be in a box or behind `Answer:`. A formula is taken whole, with or without dollar signs: no
-number is taken out of `\sqrt3`. Notes of a calculator, as GSM8K has them (`<<9*2=18>>18`), are left out. By design, the
-last number of a text without any of these is its answer, wherever it is (`See page 42`), unless the words or signs
-beside it deny or change it (words_beside.py). Every pattern runs in linear time.
+`Actually`. But behind a boxed formula, a number is no other answer: `\boxed{2\sqrt{3}} or 3.46`. What changes a box is
+read with it: `-\boxed{42}`, `\boxed{42} million`, `not \boxed{42}`. On the line of `####`, the answer may be in a box
+or behind `Answer:`. A formula is taken whole, with or without dollar signs: no number is taken out of `\sqrt3`. Notes
+of a calculator, as GSM8K has them (`<<9*2=18>>18`), are left out. By design, the last number of a text without any of
+these is its answer, wherever it is (`See page 42`), unless the words or signs beside it deny or change it
+(words_beside.py). Every pattern runs in linear time.
 """
 
 import re
@@ -93,8 +94,8 @@ DENIED = re.compile(
     re.IGNORECASE,
 )
 OR_NUMBER = re.compile(
-    rf"(?:[ \t*$),]|\\[)\]])*+(?:or|ou|oder|\\text *\{{ *or *\}}) *+(?:[$*]|\\[(\[])*+({PLAIN_NUMBER.pattern})(?<!%)"
-    r"(?=(?:[ \t*$)]|\\[)\]])*+(?:[.,;!?\n]|$))",
+    rf"(?:[ \t*$),]|\\[)\]])*+(?:or|ou|oder|\\text *\{{ *or *\}}) *+(?:[$*]|\\[(\[])*+"
+    rf"((?>{PLAIN_NUMBER.pattern}))(?<!%)(?=(?:[ \t*$)]|\\[)\]])*+(?:[.,;!?\n]|$))",
     re.IGNORECASE,
 )
 TAKEN_BACK = re.compile(r"\b(?:actually|correction|wait|sorry|oops|on second thought)\b", re.IGNORECASE)
@@ -160,7 +161,8 @@ def boxed_answers(text: str) -> list[str]:
     if not found:
         return []
     end = found[-1][1]
-    denied, other = DENIED.match(text, end), OR_NUMBER.match(text, end)
+    denied = DENIED.match(text, end)
+    other = OR_NUMBER.match(text, end) if DIGITS.fullmatch(found[-1][2].strip(" -\\$")) else None
     read = [(*span[:2], with_what_changes(text, span)) for span in found]
     said = [found[-1][2] + " " + denied[1]] if denied else last_listed(text, read) + ([other[1]] if other else [])
     return list(dict.fromkeys(said + later(text[end:])))

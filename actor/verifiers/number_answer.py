@@ -18,7 +18,7 @@ from actor.verifiers.answer_parts import EQUALS, MAX_CHARS, NAME
 from actor.verifiers.answer_text import Unreadable, read_answer
 from actor.verifiers.formula import read_formula
 from actor.verifiers.formula_value import Unsure, Values
-from actor.verifiers.words_beside import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, RATE
+from actor.verifiers.words_beside import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, EQUAL, RATE
 from shared.gold_answer import LEAD_IN, NUMBER, canonical
 
 MAX_DIGITS = 1000
@@ -41,8 +41,9 @@ COMPUTES = re.compile(
 )
 # What may touch a number: a word only behind a blank, of signs only those that leave its value as it is.
 BEFORE = re.compile(
-    r"(?:^|[A-Za-z][ \t\u00a0\n\"'({\[*$\u20ac\u00a3\\]|[:,.;)\"']|(?<![<>!])=)[ \t\u00a0\n*$\u20ac\u00a3\\({\[\"']*$"
-    r"|(?:^|(?<![<>!])=)[ \t*$(]*\+[ \t$]*$"
+    r"(?:^|[A-Za-z][ \t\u00a0\n\"'({\[*$\u20ac\u00a3\\]|[:,.;)\"']"
+    rf"|{EQUAL})[ \t\u00a0\n*$\u20ac\u00a3\\({{\[\"']*$"
+    rf"|(?:^|{EQUAL})[ \t*$(]*\+[ \t$]*$"
 )
 TWICE = re.compile(r"[=(]")
 SIDE_BY_SIDE = re.compile(r"[0-9]\s+[0-9]")

@@ -42,7 +42,9 @@ CHANGED_BEHIND = re.compile(
     rf"|{NOT_OR}|{SHORT_WORD})\b|isn't|wasn't)",
     re.IGNORECASE,
 )
-NOT_EQUAL = "(?<![0-9)}])!="  # 3!=6 is an equation
+# 3!=6 and n!=6 are equations, but x!=6 and n != 6 say that it is another number.
+NOT_EQUAL = r"(?<![0-9)}])(?<!\b[A-Wa-w])!="
+EQUAL = r"(?:(?<![<>!])|(?<=[0-9)}]!)|(?<=\b[A-Wa-w]!))="
 # Signs that change a number behind them. What may be behind one: a short unit, a rate, closing signs, then a word or
 # nothing.
 SIGN_BEFORE = re.compile(
@@ -50,28 +52,31 @@ SIGN_BEFORE = re.compile(
     r"|[0-9][a-z] ?[-+*/] ?$"
 )
 # Beside a box less counts, because the box itself says which part of a sentence is the answer: `about \boxed{3}`,
-# `\boxed{3} times`, `\boxed{3} dozen` (questions ask for dozens) and `\boxed{4} \pmod 7` are what is in the box. A dash
-# behind a word, or between blanks with no formula before it, is no minus.
+# `\boxed{3} times`, `\boxed{3} or more`, `\boxed{3} dozen` (questions ask for dozens) and `\boxed{4} \pmod 7` are what
+# is in the box. Of what is before it, only its line counts. A dash behind a word or a colon, or between blanks with no
+# formula before it, is no minus. Nor is one that begins a line, unless the line before is `$$` or ends in `[` or `=`.
 DENIED_BEFORE = (
     r"(?:\b(?:not|never|neither|nor|except|anything but|other than|minus|negative|twice|double|half of|root of|cannot"
     r"|nicht|pas|n\u00e3o)|n't)(?:\s++(?:be|equal|equals|to|the))*+|\\neq?(?![A-Za-z])|\\not *=|\u2260|" + NOT_EQUAL
 )
 MINUS_BEFORE = (
-    r"(?<!-)(?<![A-Za-z]{2})[-\u2212\u2013\uff0d](?:\\?[(\[$]|\{)?"
+    r"(?<![:-])(?<![A-Za-z]{2})(?:(?<!\n)|(?<=(?m:^)\$\$\n)|(?<=[\[=]\n))[-\u2212\u2013\uff0d](?:\\?[(\[$]|\{)?"
     r"|(?:=|(?:^|[=+*/$(])\s{0,3}[0-9.]{1,20}) ?[-\u2212] |(?:\\[pm][mp](?![A-Za-z])|\u00b1) *"
 )
 FACTOR_BEFORE = r"(?:[0-9]/?|\\sqrt(?:\[[^\[\]]*\])?|\\[dtc]?frac(?:\{[^{}]*\})?)[({]?"
 BOX_CHANGED_BEFORE = re.compile(
-    rf"(?:(?:{DENIED_BEFORE})[\s*$({{}}\\]*+|{MINUS_BEFORE}|{FACTOR_BEFORE})$", re.IGNORECASE
+    rf"(?:(?:{DENIED_BEFORE})[ \t*$({{}}\\]*+|{MINUS_BEFORE}|{FACTOR_BEFORE})\Z", re.IGNORECASE
 )
-DIGITS_BEHIND = r"[$)]?(?:(?:\.|:(?!00))?[0-9]|,[0-9]{3}(?![0-9])|\{,\}[0-9]|[\u00b2\u00b3\u00bc-\u00be])"
+DIGITS_BEHIND = (
+    r"[$)]?(?:(?:\.(?!0++(?![0-9]))|:(?!00))?[0-9]|,[0-9]{3}(?![0-9])|\{,\}[0-9]|[\u00b2\u00b3\u00bc-\u00be])"
+)
 FACTOR_BEHIND = (
     r"[$)]?(?:(?-i:[kM])(?![A-Za-z])| ?/ ?[0-9(]| ?\^ ?\{? ?-?(?:[0-9]|(?-i:[a-np-z])(?![A-Za-z]))"
     r"|\\(?:sqrt|[dtc]?frac|pi)(?![A-Za-z])| ?(?:\\times|\\cdot|\u00d7|\*) ?10 ?\^)"
 )
 BOX_CHANGED_BEHIND = re.compile(
     rf"{DIGITS_BEHIND}|{FACTOR_BEHIND}|(?:[ \t*$)}}\]~-]|\\[,;: )\]]){{0,20}}+(?:\\text *\{{ *)?"
-    rf"(?:{SIZES}|squared|cubed|factorial|or (?:more|less|fewer|so)|(?:plus|minus|times|divided by) [$(\\]*[0-9]+"
+    rf"(?:{SIZES}|squared|cubed|factorial|(?:plus|minus|times|divided by) [$(\\]*[0-9]+"
     r"|and (?:a |one )?(?:half|third|quarter))\b",
     re.IGNORECASE,
 )

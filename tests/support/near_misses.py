@@ -67,7 +67,7 @@ NUMBERS = [
     "\u226542",
     "~42",
     "\u224842",
-    *(f"{sign}42" for sign in ("<=", "x >= ", "x != ", "x >= +", "+/- ", "\u00b1")),
+    *(f"{sign}42" for sign in ("<=", "x >= ", "x != ", "x!=", "n != ", "x >= +", "+/- ", "\u00b1")),
     "about 42",
     "roughly 42",
     "almost 42",
@@ -375,7 +375,7 @@ TEXTS = [
     (r"$\begin{pmatrix}1\\2\end{pmatrix}$", "2"),
 ]
 # What was refused although it is right.
-RIGHT_NUMBERS = [("42e0", "42"), ("4.2e1", "42"), ("42 apples", "42"), ("42 left over", "42"), ("42 more apples", "42")]
+RIGHT_NUMBERS = [(text, "42") for text in ("n!=42", "42e0", "4.2e1", "42 apples", "42 left over", "42 more apples")]
 RIGHT_FORMULAS = [
     ("4{2}", "42"),
     (r"0.\overline{3}", r"\frac{1}{3}"),

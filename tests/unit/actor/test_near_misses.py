@@ -148,6 +148,10 @@ BOXED = [
     r"$3 \cdot 6 = 18$ $\boxed{18}$",
     r"\boxed{18}, or 18.0.",
     r"\boxed{18}, or 1 hour and 3 quarters",
+    r"\boxed{18} or 18.00 dollars",
+    r"\boxed{18}, or 1.5 dozen",
+    r"\boxed{18} or more",
+    r"She pays 9 + 9 = $\boxed{18}.00 for it",
     r"\boxed{18}. This is not the only way.",
     r"\boxed{18}. That is correct.",
     "\\boxed{18}\u5143",
@@ -161,6 +165,22 @@ BOXED = [
     "#### Answer: 18",
     "#### **Final answer:** 18",
     "#### So, the answer is 18",
+    "so n!=18",
+    r"$n!=\boxed{18}$",
+    # What stands on the line before.
+    "The total is 18\n\\boxed{18}",
+    "So 6 * 3 = 18\n\\boxed{18}",
+    "### Step 3\n\\boxed{18}",
+    "So:\n#### 18\n\\boxed{18}",
+    "\\[x = 18\n\\boxed{18}\\]",
+    "$$\nx = 18\n\\boxed{18}\n$$",
+    "$x = 18$ is not negative\n\\boxed{18}",
+    "x cannot be negative\n\n\\boxed{18}",
+    # A dash of a list.
+    r"Answer:-\boxed{18}",
+    "\n-\\boxed{18}",
+    "That is all.\n-$\\boxed{18}$",
+    "$x = 18$\n-\\boxed{18}",
 ]
 NOT_BOXED = [
     *(f"{text}\\boxed{{18}}" for text in ("-", "2", "3/", "2(", "3 - ", "x = 3 - ", "x = - ", "x-", r"\pm", "\u00b1")),
@@ -194,14 +214,17 @@ NOT_BOXED = [
             r"\text{ thousand}",
             "lakh",
             "squared",
-            "or more",
             "or 20",
+            "or 12.50.",
             "or $20$.",
             "plus 2",
             "and a half",
         )
     ),
     r"$x=-\boxed{18}$",
+    r"$x!=\boxed{18}$",
+    r"$n! != \boxed{18}$",
+    r"\boxed{18}.005",
     r"\frac{\boxed{18}}{2}",
     r"\frac{2}{\boxed{18}}",
     r"\sqrt{\boxed{18}}",
@@ -232,6 +255,21 @@ READ_WITH_THE_BOX = [
     (r"\boxed{1},000", "1000"),
     (r"$\frac{\boxed{18}}{2}$", "9"),
     (r"#### -\boxed{5}", "-5"),
+    (r"= -\boxed{5}", "-5"),
+    ("$$\n-\\boxed{5}\n$$", "-5"),
+    ("\\[\n-\\boxed{5}\n\\]", "-5"),
+    ("$x =\n-\\boxed{5}$", "-5"),
+    ("= -3\n\\boxed{-3}", "-3"),
+    ("The slope is negative\n\n\\boxed{-2}", "-2"),
+    (r"\boxed{2.5} or 2.50 dollars", "2.5"),
+]
+BOXED_FORMULAS = [
+    (r"\boxed{5}\sqrt{2}", r"5\sqrt{2}"),
+    ("x^2\n\\boxed{x^2}", "x^2"),
+    (r"$\boxed{\frac{5}{2}}$ or 2.5 hours.", r"\frac{5}{2}"),
+    (r"\boxed{\frac{1}{8}} or 12.5%.", r"\frac{1}{8}"),
+    (r"\boxed{2\sqrt{3}} or 3.46.", r"2\sqrt{3}"),
+    (r"\boxed{C} or 12.", "C"),
 ]
 
 
@@ -307,7 +345,7 @@ def test_a_box_is_read_with_what_changes_it_beside_it(kind: VerifierKind) -> Non
 
 def test_so_it_is_where_only_a_box_counts() -> None:
     right = [(text, "18") for text in BOXED if "boxed" in text] + READ_WITH_THE_BOX
-    boxed = [case for case in right if not case[0].startswith("#")] + [(r"\boxed{5}\sqrt{2}", r"5\sqrt{2}")]
+    boxed = [case for case in right if not case[0].startswith("#")] + BOXED_FORMULAS
     assert [case for case in boxed if outcome("math", *case, strict=True) is not Outcome.CORRECT] == []
     wrong = [text for text in NOT_BOXED if not text.startswith("#")]
     assert [text for text in wrong if outcome("math", text, "18", strict=True) is Outcome.CORRECT] == []
