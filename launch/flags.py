@@ -9,10 +9,21 @@ as its `use_bias_correction_kl` is true, the default of 1.16; if it was false, s
 import argparse
 from collections.abc import Mapping, Sequence
 
-from shared.config.load import OTHER_NAMES
 from shared.errors import UserError
 
-VALUES = {f"--{name.replace('_', '-')}": (f"{key}={{}}",) for name, key in OTHER_NAMES.items()} | {
+# The names of OTHER_NAMES (shared/config/load.py), which imports a library: this is read before any is looked for.
+VALUES = {
+    "--group-size": ("rollout.group={}",),
+    "--num-generations": ("rollout.group={}",),
+    "--learning-rate": ("optimizer.lr={}",),
+    "--lr": ("optimizer.lr={}",),
+    "--beta": ("loss.kl_beta={}",),
+    "--lora-rank": ("lora.rank={}",),
+    "--lora-alpha": ("lora.alpha={}",),
+    "--max-steps": ("run.steps={}",),
+    "--max-response-length": ("rollout.max_new_tokens={}",),
+    "--max-completion-length": ("rollout.max_new_tokens={}",),
+    "--temperature": ("rollout.temperature={}",),
     "--wandb-project": ("tracking.kind=wandb", "tracking.project={}"),
 }
 """Flag with a value -> the keys that it sets."""

@@ -7,6 +7,7 @@ import pytest
 from launch.cli import parse
 from launch.flags import ANSWERS, SWITCHES, VALUES
 from launch.presets.load import load_config
+from shared.config.load import OTHER_NAMES
 from shared.errors import UserError
 from tests.support.config_keys import PINNED
 
@@ -32,6 +33,11 @@ def test_the_help_names_every_key_that_a_flag_sets(capsys: pytest.CaptureFixture
     text = " ".join(capsys.readouterr().out.split())
     assert "--wandb-project X --set tracking.kind=wandb --set tracking.project=X" in text
     assert "--num_generations" not in text, "once is enough"
+
+
+def test_every_other_name_of_a_key_is_a_flag() -> None:
+    flags = {f"--{name.replace('_', '-')}": (f"{key}={{}}",) for name, key in OTHER_NAMES.items()}
+    assert flags == {flag: keys for flag, keys in VALUES.items() if flag != "--wandb-project"}
 
 
 def test_the_later_one_wins() -> None:

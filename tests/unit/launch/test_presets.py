@@ -86,7 +86,7 @@ def test_a_run_is_no_configuration(tmp_path: Path) -> None:
 
 def test_dry_runs_need_no_network_and_load_no_library(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", OFFLINE, *PRESETS]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run directory") == len(PRESETS)
     assert list(tmp_path.iterdir()) == []
