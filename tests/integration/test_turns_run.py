@@ -111,8 +111,8 @@ class Env:
         said = self._fail("reward")
         return float(self.right and random.random() < 0.5) if said is None else said
 '''
-HARMLESS = {"tool raise", "tool type", "reset flood", "tool flood", "reward flood"}
-"""A tool that raises or says something odd has answered, and who prints is read."""
+HARMLESS = {"tool raise", "tool type", "tool exit", "reset flood", "tool flood", "reward flood"}
+"""A tool that raises, calls sys.exit or says something odd has answered, and who prints is read."""
 LATE = {"tool hang", "reward spin"}
 GROUP, PROMPTS, STEPS = 4, 4, 4
 
