@@ -29,7 +29,6 @@ from tests.support.runs import (
     num_rows,
     processes_of,
     replayed,
-    rows,
     sets,
     start,
     summary,
@@ -187,9 +186,9 @@ def test_a_learner_that_is_asked_to_stop_while_it_loads_begins_no_step(out: Path
 
 
 def test_an_evaluation_that_was_given_up_is_made_by_the_next_start(out: Path) -> None:
-    """At the base, between two steps, and at the end."""
-    words = ["run", "embedded", "--out", out, *sets(FEW | {"run.steps": 2, "eval.problems": 64, "eval.every": 1})]
-    for steps, label in enumerate(("base", "step-000001", "final")):
+    """The first and the last; test_dispatch.py has one between two steps."""
+    words = ["run", "embedded", "--out", out, *sets(FEW | {"run.steps": 1, "eval.problems": 64})]
+    for steps, label in enumerate(("base", "final")):
         launcher = start(*words)
         wait_until_logged(out, launcher, f"evaluates the {label} policy", "joined: hf engine")
         launcher.send_signal(signal.SIGTERM)
@@ -198,10 +197,8 @@ def test_an_evaluation_that_was_given_up_is_made_by_the_next_start(out: Path) ->
         assert not (out / "eval" / f"{label}.json").exists()
         words = ["resume", out]
     assert launch("resume", out).returncode == 0
-    assert (summary(out)["status"], summary(out)["steps"]) == ("done", 2)
-    assert sorted(path.stem for path in (out / "eval").glob("*.json")) == ["base", "final", "step-000001"]
-    assert [(row["step"], row["eval/step"]) for row in rows(out)] == [(1, 0), (2, 1)]
-    assert replayed(out)["match"] is True
+    assert (summary(out)["status"], summary(out)["steps"], num_rows(out)) == ("done", 1, 1)
+    assert sorted(path.stem for path in (out / "eval").glob("*.json")) == ["base", "final"]
 
 
 def wait_until_logged(out: Path, launcher: "subprocess.Popen[str]", *sentences: str) -> None:
