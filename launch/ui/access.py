@@ -40,7 +40,11 @@ HEADERS = {
 }
 READING = ("GET", "HEAD")
 OTHER_SITE = "another site asked for it; paste the address that `python -m launch ui` printed into the address bar"
-ONWARD = '<!doctype html><title>Tandem</title><meta http-equiv="refresh" content="0; url=/"><a href="/">Tandem</a>'
+ONWARD = (
+    # With an icon of its own, or a browser asks for one that is not there.
+    '<!doctype html><title>Tandem</title><link rel="icon" href="data:,">'
+    '<meta http-equiv="refresh" content="0; url=/"><a href="/">Tandem</a>'
+)
 """Goes on to `/` as a page of ours. To a browser, a redirect after a click on another site is that site's request, and
 it is sent without the cookie."""
 

@@ -192,8 +192,10 @@ def test_a_question_that_is_refused_stays_in_its_box_and_a_crash_is_told(browser
     told["text"] = '{"names": ["base", "step 4"]}\n'
 
     def answer(route: Any) -> None:
-        route.fulfill(json=told)
+        # Taken before it is sent: the test goes on meanwhile, and may have the next text ready.
+        now = dict(told)
         told["text"] = ""
+        route.fulfill(json=now)
 
     page.route(re.compile(r"/api/jobs\?"), lambda route: route.fulfill(json={"jobs": [told]}))
     page.route(re.compile(r"/api/jobs/7\?"), answer)
