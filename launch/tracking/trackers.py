@@ -18,11 +18,13 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from protocol.plain_text import for_log
 from shared.config.processes import TrackingConfig
 from shared.errors import ConfigError
 from shared.run.rollouts import RolloutGroup, RolloutSample
@@ -122,17 +124,27 @@ class Wandb:
 
     def __init__(self, tracked: Tracked, config: dict[str, Any], folder: Path) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
+        from wandb.errors import UsageError  # pyright: ignore[reportMissingImports]
 
-        self.run = wandb.init(
+        begin = partial(
+            wandb.init,
             project=tracked.project,
             name=tracked.name,
             id=tracked.run_id,
             resume="allow",
             dir=folder,
             config=config,
-            mode=mode_without_login(),
             settings=wandb.Settings(console="off", disable_git=True, disable_code=True, x_disable_stats=True),
         )
+        try:
+            self.run = begin()
+        except UsageError as error:  # without a login, which nobody is here to give
+            log.warning(
+                "Weights & Biases takes nothing yet (%s), so everything is kept in RUN/wandb; after `wandb login`, `wandb"
+                " sync` sends it, and so does the next start of the run",
+                for_log(str(error)),
+            )
+            self.run = begin(mode="offline")
         if self.run.disabled:
             raise ConfigError(
                 "Weights & Biases is disabled (WANDB_MODE or `wandb disabled`) and would take nothing; enable it, set"
@@ -154,21 +166,6 @@ class Wandb:
 
     def close(self) -> None:
         self.run.finish()
-
-
-def mode_without_login() -> Literal["offline"] | None:
-    """`offline` if Weights & Biases would ask for a login, which nobody could answer; None leaves the choice to it."""
-    import wandb  # pyright: ignore[reportMissingImports]
-    from wandb.sdk.lib.wbauth import authenticate_session  # pyright: ignore[reportMissingImports]
-
-    settings = wandb.setup().settings
-    if settings.mode != "online" or authenticate_session(host=settings.base_url, source="wandb.init()", prompt=False):
-        return None
-    log.warning(
-        "nobody is logged in to Weights & Biases, so everything is kept in RUN/wandb; `wandb sync` sends it after"
-        " `wandb login`, and so does the next start of the run"
-    )
-    return "offline"
 
 
 class TensorBoard:

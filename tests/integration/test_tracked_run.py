@@ -203,7 +203,7 @@ def test_without_a_login_everything_is_kept_here(kind: str, tmp_path: Path, monk
     run = made_run(tmp_path / "run", kind)
     add_steps(run, (1, 2, 3))
     finish_tracker(run)
-    assert "nobody is logged in" in log_of(run).read_text()
+    assert "No API key configured" in log_of(run).read_text()
     assert_equal(tracked(kind, run.path), written(run.path))
 
 
