@@ -48,7 +48,8 @@ PATIENCE_S = 60.0
 """For it to come: long enough for a slow line."""
 COUNT_EVERY_S = 1.0
 LEAST_BYTES_A_S = 1000
-"""More of them are a message on its way. ZeroMQ's replies to our pings are some 30, also from a learner that hangs."""
+"""At a higher rate a message is arriving. ZeroMQ's replies to our pings are about 30 bytes a second, also from a
+learner that hangs."""
 
 log = logging.getLogger("actor.link")
 
@@ -93,8 +94,8 @@ class Link:
         self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
         self.received_at = self.sent_at = self.hello_at = self.counted_at = self.now()
-        self.num_bytes = 0
-        """That had come at `counted_at`."""
+        self.bytes_at_count = 0
+        """What had come at `counted_at`."""
 
     def join(self, deadline_s: float) -> Welcome:
         """Send Hello until the learner replies. PeerTimeout after `deadline_s`."""
@@ -269,16 +270,16 @@ class Link:
             self.send_hello()
 
     def notice_bytes(self) -> None:
-        """ZeroMQ delivers a message when it is whole, and an adapter may take longer than `silence_s`. Heartbeats wait
-        behind it."""
+        """Take arriving bytes for a sign of life: ZeroMQ delivers a message when it is whole, an adapter may take
+        longer than `silence_s`, and heartbeats wait behind it."""
         now = self.now()
         seconds = now - self.counted_at
         if seconds < COUNT_EVERY_S:
             return
         num_bytes = self.port.bytes_received()
-        if num_bytes - self.num_bytes > LEAST_BYTES_A_S * seconds:
+        if num_bytes - self.bytes_at_count > LEAST_BYTES_A_S * seconds:
             self.received_at = now
-        self.num_bytes, self.counted_at = num_bytes, now
+        self.bytes_at_count, self.counted_at = num_bytes, now
 
     def receive_timeout_s(self) -> float:
         """Short enough that the next heartbeat or Hello is on time, and an adapter that is passed on is found soon."""

@@ -156,8 +156,8 @@ class OrderScoring:
         """Groups of finished episodes. What the environment has judged or failed at is not the verifier's."""
         for episode in episodes:
             job, ids = self.job(episode.ended()), episode.turn_ids()
-            said = job.completion if episode.said is None else episode.said
-            job = structs.replace(job, completion=said, completion_ids=ids, all_turns=self.text(ids))
+            text = job.completion if episode.judged_text is None else episode.judged_text
+            job = structs.replace(job, completion=text, completion_ids=ids, all_turns=self.text(ids))
             self.scores.add({self.firsts[episode.group] + episode.index: job})
         verdicts = [episode.verdict_over(verdict) for episode, verdict in zip(episodes, self.verdicts(), strict=True)]
         completions = iter([episode.completion() for episode in episodes])

@@ -35,7 +35,7 @@ TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 
 @contextmanager
 def work_folder(given: Path | None) -> Iterator[Path]:
-    """The given one, which stays, or one that ends with the call."""
+    """The given one, which stays, or a temporary one."""
     if given:
         given.mkdir(parents=True, exist_ok=True)
         yield given.resolve()
@@ -61,7 +61,7 @@ def kept(file: Path, settings: Mapping[str, Any], measure: Callable[[], Any]) ->
 
 
 def refuse_other_settings(file: Path, settings: Mapping[str, Any]) -> None:
-    """What was kept must have been measured with these; a file that is not there says nothing of any."""
+    """What was kept must have been measured with these; a missing file has none."""
     asked = json.loads(json.dumps(settings))
     known = json.loads(file.read_text()).get("settings", {}) if file.is_file() else {}
     differ = [key for key in asked | known if asked.get(key) != known.get(key)]

@@ -10,10 +10,10 @@ statements, not corrected.
 Runs go one after the other on one machine, seed by seed, so that a slow hour falls on all sides. Time counts from the
 first training step, so neither side's imports or evaluation count; whole-process times are listed too. TRL stops at the
 target and Tandem goes on to --max-steps. So the median step is that of the steps up to the target, without the first,
-which warms up: past the target most groups of ours are all right and have no part in the update. Memory is the largest
-sum over all processes of a side, launcher included, a page that several of them share counted once; the sum
-that counts it in each is listed too. Not the same: TRL divides advantages by the standard deviation with n - 1, we by
-the one with n, which makes ours 7 % larger at G = 8; Adam takes that out again.
+which warms up: past the target, every answer is correct in most of our groups, which then have no part in the update.
+Memory is the largest sum over all processes of a side, launcher included, a page that several of them share counted
+once; the sum that counts it in each is listed too. Not the same: TRL divides advantages by the standard deviation with
+n - 1, we by the one with n, which makes ours 7 % larger at G = 8; Adam takes that out again.
 
     python -m benchmarks.time_to_reward --trl-python /path/to/bin/python      (an environment with trl==1.16.0, peft)
 """

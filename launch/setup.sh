@@ -111,14 +111,14 @@ venv_is_whole() {
 }
 
 # `python -m venv` notes its command; uv and virtualenv do not. Such a folder may hold gigabytes that somebody needs.
-is_of_others() {
+is_made_by_another_tool() {
     [[ -e $TANDEM_VENV/pyvenv.cfg ]] || return
     ! grep -q '^command = ' "$TANDEM_VENV/pyvenv.cfg" && ! compgen -G "$TANDEM_STAMP*" >/dev/null
 }
 
 make_venv() {
     local python
-    if is_of_others; then
+    if is_made_by_another_tool; then
         echo "error: $TANDEM_VENV was not made by this script, which would replace it; rename or remove it, or" \
             "install Tandem into it ('uv pip install -e .') and set TANDEM_PYTHON=$TANDEM_VENV/bin/python." >&2
         return 2

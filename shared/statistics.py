@@ -23,8 +23,8 @@ k completions of a task, estimated without bias from n >= k of which c are right
     maj@k  = P(the most frequent final answer of k is right), where a tie of m final answers counts 1/m for each
 
 Both are means over all C(n, k) subsets, so k = n is what was sampled; a smaller k has less noise than new samples.
-maj@k adds up, over the votes v for the right final answer, the chance that no other gets more, and that a lot among
-those that get as many falls on it:
+maj@k adds up, over the votes v for the right final answer, the chance that no other gets more, and that a random draw
+among those that get as many picks it:
 
     maj@k = 1 / b_n(k) * sum_v b_c(v) * [z^(k-v)] integral_0^1 prod_i (sum_(g<v) b_i(g) z^g + x b_i(v) z^v) dx
 

@@ -39,7 +39,7 @@ class Episode:
         self.finish = Finish.STOP
         self.fault: Lost | None = None
         self.reward: Rewarded | None = None
-        self.said: str | None = None
+        self.judged_text: str | None = None
         """What the verifier reads; None for the whole last turn."""
 
     @property
@@ -176,7 +176,7 @@ class Episodes:
                 calls[seat] = Use(calls=[ToolCall(name=name, arguments=arguments) for name, arguments in asked])
             elif asked:
                 # The arguments of a call that nobody answers are no final answer.
-                episode.said = self.conversation.before_calls(ids)
+                episode.judged_text = self.conversation.before_calls(ids)
         going: dict[int, Episode] = {}
         for seat, answer in ask(self.pool, {**calls}, live, beat).items():
             episode = live[seat]

@@ -4,7 +4,7 @@
     Act(columns)    -> Asked(messages) or Acted(value)      Say(reply) -> the same, until the agent has ended
     each of them    -> Broken(note) if the environment raises, or returns what it may not
 
-A tool that raises has answered, and so has one that says too much: the model chose its arguments, so its episode goes
+A tool that raises has answered, and so has one that says too much: the model chose its arguments, so the episode goes
 on. What ends the process is noticed by the pool. An agent runs in the main thread. While it waits for its endpoint, the
 endpoint's thread sends Asked and reads Say.
 """

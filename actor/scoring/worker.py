@@ -147,7 +147,7 @@ def enter_working_folder(scratch: Path) -> Path:
 
 
 def empty(folder: Path) -> None:
-    """The working folder, without following links. What still runs there may keep something from being removed."""
+    """Empty the working folder, without following links. What still runs there may keep some of it."""
     for entry in () if folder.is_symlink() else os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry, ignore_errors=True)

@@ -33,8 +33,8 @@ READ_BYTES = 1 << 20
 OUTPUT_READ_BYTES = 1 << 16
 SHOWN_BYTES = 1 << 16
 KEPT_BYTES = 2048
-MAX_MISSED = 3
-"""A call whose worker had ended before it is blamed for nothing, unless each new worker ends too."""
+MAX_UNDELIVERED = 3
+"""A call is not blamed if its worker had ended before it came, unless this happens more often in a row."""
 
 
 class WorkerOutput:
@@ -99,8 +99,8 @@ class WorkerProcess:
         os.set_blocking(self.calls, False)
         self.output = WorkerOutput(output)
         self.unsent = memoryview(b"")
-        self.took_any = False
-        """Whether anything of the last call went into its pipe: if not, it ended before the call."""
+        self.call_reached_pipe = False
+        """Whether anything of the last call went into its pipe. If not, the worker had ended before."""
         self.received = bytearray()
         self.hung_up = False
         self.killed = False
@@ -109,7 +109,7 @@ class WorkerProcess:
         """Bytes that the pipe does not take now are sent by later calls of `flush`."""
         self.output.start_call()
         self.unsent = memoryview(frame(call))
-        self.took_any = False
+        self.call_reached_pipe = False
         self.flush()
 
     def flush(self) -> None:
@@ -118,7 +118,7 @@ class WorkerProcess:
             try:
                 while self.unsent:
                     self.unsent = self.unsent[os.write(self.calls, self.unsent) :]
-                    self.took_any = True
+                    self.call_reached_pipe = True
             except BrokenPipeError:
                 self.unsent = memoryview(b"")
 
@@ -152,8 +152,8 @@ class Slot:
         self.start_limit_s = start_limit_s
         self.new = new
         self.num_calls = 0
-        self.num_missed = 0
-        """Calls in a row whose worker had ended before."""
+        self.num_undelivered = 0
+        """Calls in a row that no worker lived to get."""
         self.start()
 
     def start(self) -> None:
@@ -203,12 +203,13 @@ class Slot:
                 check(verdicts, self.call, {name_of(spec) for spec in self.verifier.rewards})
                 self.call = queue.settle(self.call, verdicts)
                 self.is_fresh = False
-                self.num_missed = 0
+                self.num_undelivered = 0
                 self.deadline = time.monotonic() + self.limit_s
             case Failed(number=number, note=note, exits=False) if self.call and number == self.num_calls:
                 queue.fail(self.call, note)
                 self.call = None
                 self.is_fresh = False
+                self.num_undelivered = 0
             case Failed(number=number, note=note, exits=True) if self.call and number == self.num_calls:
                 call, self.call = self.call, None
                 queue.crash(call, note, is_fresh=self.is_fresh)
@@ -236,8 +237,8 @@ class Slot:
     def give_up_call(self, queue: JobQueue, what_happened: str, timed_out: bool) -> None:
         if not self.call:
             return
-        if not self.worker.took_any and self.num_missed < MAX_MISSED:
-            self.num_missed += 1
+        if not self.worker.call_reached_pipe and self.num_undelivered < MAX_UNDELIVERED:
+            self.num_undelivered += 1
             queue.waiting.appendleft(self.call)
             return
         last_line = self.worker.output.last_line()

@@ -29,8 +29,8 @@ NAME = re.compile(rf"{ONE_NAME}(?: *[+:] *{ONE_NAME})*+|\( *[A-Za-z](?: *, *(?:[
 POWER = r"[a-z](?:\^(?:[2-9]|\{[2-9]\}))?"
 ASKED_FOR = re.compile(rf"(?=[^a-z]*([a-z]))(?=.*(?!\1)[a-z]){POWER}(?: *[-+]? *{POWER})+")
 TUPLE_OF_NAMES = re.compile(r"\(([^()=]*)\) *= *\(([^()=]*)\)")
-# In these the order of the letters is that of the values; what a tuple such as (m,b) or (r,\theta) holds is asked for.
-OF_ORDERED_NAMES = re.compile(r"\( *[xyz](?: *, *[xyz])+ *\)|\( *[a-d](?: *, *[a-d])+ *\)")
+# In these the letters and their values have one order. In which order (m,b) or (r,\theta) stand, the question says.
+ALPHABETIC_TUPLE = re.compile(r"\( *[xyz](?: *, *[xyz])+ *\)|\( *[a-d](?: *, *[a-d])+ *\)")
 COORDINATES = re.compile(r"[xyz](?: *\+ *[xyz])+")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -97,7 +97,7 @@ def ascending(names: list[str], values: list[str]) -> bool:
 def out_of_order(name: str) -> bool:
     """Whether a tuple of names such as (y,x) has them in another order than their values."""
     letters = re.findall("[a-z]", name)
-    return bool(OF_ORDERED_NAMES.fullmatch(name)) and letters != sorted(letters)
+    return bool(ALPHABETIC_TUPLE.fullmatch(name)) and letters != sorted(letters)
 
 
 def matrix_rows(inside: str) -> Rows:

@@ -11,12 +11,12 @@ never closed, so nothing after it counts. The final answer of a mathematical tex
 The last one of its kind counts, so a text may correct itself. Everything listed beside it is part of the answer
 (`\boxed{41} or \boxed{42}`, `\boxed{41} or 42`, `is 42. Actually 7`). The answer is then a list, and no list equals a
 single gold answer. The same goes for what takes the answer back: `is wrong`, another `Answer:`, or what follows
-`Actually`. But behind a boxed formula, a number is no other answer: `\boxed{2\sqrt{3}} or 3.46`. What changes a box is
-read with it: `-\boxed{42}`, `\boxed{42} million`, `not \boxed{42}`. On the line of `####`, the answer may be in a box
-or behind `Answer:`. A formula is taken whole, with or without dollar signs: no number is taken out of `\sqrt3`. Notes
-of a calculator, as GSM8K has them (`<<9*2=18>>18`), are left out. By design, the last number of a text without any of
-these is its answer, wherever it is (`See page 42`), unless the words or signs beside it deny or change it
-(words_beside.py). Every pattern runs in linear time.
+`Actually`. But behind a boxed formula, a number is no other answer: `\boxed{2\sqrt{3}} or 3.46`. A sign or word that
+changes a box is read with it: `-\boxed{42}`, `\boxed{42} million`, `not \boxed{42}`. On the line of `####`, the answer
+may be in a box or behind `Answer:`. A formula is taken whole, with or without dollar signs: no number is taken out of
+`\sqrt3`. Notes of a calculator, as GSM8K has them (`<<9*2=18>>18`), are left out. By design, the last number of a text
+without any of these is its answer, wherever it is (`See page 42`), unless the words or signs beside it deny or change
+it (words_beside.py). Every pattern runs in linear time.
 """
 
 import re
@@ -101,8 +101,10 @@ OR_NUMBER = re.compile(
 TAKEN_BACK = re.compile(r"\b(?:actually|correction|wait|sorry|oops|on second thought)\b", re.IGNORECASE)
 VALUE_AHEAD = re.compile(r"[\s:*]*+(?:[A-Za-z]\s*=)?[\s$(\\]*+[-+]?[0-9.$\\]")
 NAMES_A_VALUE = re.compile(r"(?<!\\)(?<![A-Za-z])[0-9A-Za-z]|\\(?!boxed|fbox)[A-Za-z]")
-DIGITS = re.compile("[0-9.,]+")
-LEAD_IN = re.compile(r"[\s*]*+(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\b[\s,:*]*+)*+", re.IGNORECASE)
+PLAIN_DIGITS = re.compile("[0-9.,]+")
+ANSWER_LEAD_IN = re.compile(
+    r"[\s*]*+(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\b[\s,:*]*+)*+", re.IGNORECASE
+)
 # On the line of `####`, beside a box: words and their signs, but nothing else that may be an answer.
 WORDS_BESIDE_A_BOX = re.compile(
     r"(?:[\s*$(){}\[\]\\,.:!^%/-]|(?!(?:and|or|et|ou|und|oder)\b)[^\W\d_]{2,}+|(?![a-z])[^\W\d_]|[a-z] *+=)*+",
@@ -162,19 +164,19 @@ def boxed_answers(text: str) -> list[str]:
         return []
     end = found[-1][1]
     denied = DENIED.match(text, end)
-    other = OR_NUMBER.match(text, end) if DIGITS.fullmatch(found[-1][2].strip(" -\\$")) else None
-    read = [(*span[:2], with_what_changes(text, span)) for span in found]
+    other = OR_NUMBER.match(text, end) if PLAIN_DIGITS.fullmatch(found[-1][2].strip(" -\\$")) else None
+    read = [(*span[:2], box_in_context(text, span)) for span in found]
     said = [found[-1][2] + " " + denied[1]] if denied else last_listed(text, read) + ([other[1]] if other else [])
     return list(dict.fromkeys(said + later(text[end:])))
 
 
-def with_what_changes(text: str, box: Span) -> str:
+def box_in_context(text: str, box: Span) -> str:
     r"""The content of a box, read with the text around it if that changes it: `-\boxed{3}` is -3."""
     start, end, content = box
     before = text[max(0, start - BESIDE) : start]
     if not (BOX_CHANGED_BEFORE.search(before) or BOX_CHANGED_BEHIND.match(text, end)):
         return content
-    plain = content if DIGITS.fullmatch(content) else f"({content})"
+    plain = content if PLAIN_DIGITS.fullmatch(content) else f"({content})"
     return (before + plain + text[end : end + BESIDE]).strip()
 
 
@@ -189,17 +191,17 @@ def after_hashes(text: str) -> list[str]:
     _, marker, tail = text.rpartition(MARKER)
     line, _, rest = tail.partition("\n")
     is_heading = rest.strip() and HEADING.match(line.strip())
-    said = on_line(line.strip()) if marker and not is_heading else []
+    said = answers_on_line(line.strip()) if marker and not is_heading else []
     return said + later(rest) if said else []
 
 
-def on_line(line: str) -> list[str]:
+def answers_on_line(line: str) -> list[str]:
     """What a line gives as its answer, which may be in a box or follow words such as `Answer:`."""
     found = boxes(line)
     beside = [line[: found[0][0]], line[found[-1][1] :]] if found else []
     if found and all(map(WORDS_BESIDE_A_BOX.fullmatch, beside)) and len(last_listed(line, found)) == len(found):
         return boxed_answers(line)
-    lead_in = LEAD_IN.match(line)
+    lead_in = ANSWER_LEAD_IN.match(line)
     marker = ANSWER.match(line, lead_in.end()) if lead_in else None
     return statement(line[marker.end() :] if marker else line)
 

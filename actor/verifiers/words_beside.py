@@ -34,8 +34,8 @@ CHANGED_BEFORE = re.compile(
     r"|n't)(?:\s++(?:be|equal|equals|to|the))*+[\s*$(\\]*+$",
     re.IGNORECASE,
 )
-SIZES = f"tens|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|mn|bn|trn|{MILLIONS}"
-SCALE = f"{SIZES}|dozens?|mod|modulo|factorial|squared|cubed|halves|thirds"
+MAGNITUDES = f"tens|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|mn|bn|trn|{MILLIONS}"
+SCALE = f"{MAGNITUDES}|dozens?|mod|modulo|factorial|squared|cubed|halves|thirds"
 CHANGED_BEHIND = re.compile(
     r"[\s*$)}\]\\-]{0,20}+(?:text *\{ *)?(?:(?:" + SCALE + r"|plus|minus|times|divided|or (?:more|less|fewer|so)"
     r"|and (?:a |one )?(?:half|third|quarter)|(?:is|was)(?:n't| not| wrong| incorrect| false)|pi|sin|cos|tan|log|ln"
@@ -51,10 +51,11 @@ SIGN_BEFORE = re.compile(
     rf"(?:[<>~!\u00ac\u00b1\u2010-\u2014\u2200-\u22ff\uff0d]|[<>]=|{NOT_EQUAL}|\+/-?)\s?\+?\s?$"
     r"|[0-9][a-z] ?[-+*/] ?$"
 )
-# Beside a box less counts, because the box itself says which part of a sentence is the answer: `about \boxed{3}`,
-# `\boxed{3} times`, `\boxed{3} or more`, `\boxed{3} dozen` (questions ask for dozens) and `\boxed{4} \pmod 7` are what
-# is in the box. Of what is before it, only its line counts. A dash behind a word or a colon, or between blanks with no
-# formula before it, is no minus. Nor is one that begins a line, unless the line before is `$$` or ends in `[` or `=`.
+# Fewer words change what is in a box, because the box itself says which part of a sentence is the answer: `about
+# \boxed{3}`, `\boxed{3} times`, `\boxed{3} or more`, `\boxed{3} dozen` (questions ask for dozens) and `\boxed{4} \pmod
+# 7` are what is in the box. Of what is before it, only its line counts. A dash behind a word or a colon, or between
+# blanks with no formula before it, is no minus. Nor is one that begins a line, unless the line before is `$$` or ends
+# in `[` or `=`.
 DENIED_BEFORE = (
     r"(?:\b(?:not|never|neither|nor|except|anything but|other than|minus|negative|twice|double|half of|root of|cannot"
     r"|nicht|pas|n\u00e3o)|n't)(?:\s++(?:be|equal|equals|to|the))*+|\\neq?(?![A-Za-z])|\\not *=|\u2260|" + NOT_EQUAL
@@ -67,16 +68,16 @@ FACTOR_BEFORE = r"(?:[0-9]/?|\\sqrt(?:\[[^\[\]]*\])?|\\[dtc]?frac(?:\{[^{}]*\})?
 BOX_CHANGED_BEFORE = re.compile(
     rf"(?:(?:{DENIED_BEFORE})[ \t*$({{}}\\]*+|{MINUS_BEFORE}|{FACTOR_BEFORE})\Z", re.IGNORECASE
 )
-DIGITS_BEHIND = (
+NUMBER_GOES_ON = (
     r"[$)]?(?:(?:\.(?!0++(?![0-9]))|:(?!00))?[0-9]|,[0-9]{3}(?![0-9])|\{,\}[0-9]|[\u00b2\u00b3\u00bc-\u00be])"
 )
-FACTOR_BEHIND = (
+SCALE_OR_POWER_BEHIND = (
     r"[$)]?(?:(?-i:[kM])(?![A-Za-z])| ?/ ?[0-9(]| ?\^ ?\{? ?-?(?:[0-9]|(?-i:[a-np-z])(?![A-Za-z]))"
     r"|\\(?:sqrt|[dtc]?frac|pi)(?![A-Za-z])| ?(?:\\times|\\cdot|\u00d7|\*) ?10 ?\^)"
 )
 BOX_CHANGED_BEHIND = re.compile(
-    rf"{DIGITS_BEHIND}|{FACTOR_BEHIND}|(?:[ \t*$)}}\]~-]|\\[,;: )\]]){{0,20}}+(?:\\text *\{{ *)?"
-    rf"(?:{SIZES}|squared|cubed|factorial|(?:plus|minus|times|divided by) [$(\\]*[0-9]+"
+    rf"{NUMBER_GOES_ON}|{SCALE_OR_POWER_BEHIND}|(?:[ \t*$)}}\]~-]|\\[,;: )\]]){{0,20}}+(?:\\text *\{{ *)?"
+    rf"(?:{MAGNITUDES}|squared|cubed|factorial|(?:plus|minus|times|divided by) [$(\\]*[0-9]+"
     r"|and (?:a |one )?(?:half|third|quarter))\b",
     re.IGNORECASE,
 )

@@ -7,7 +7,7 @@ otherwise in at most 5 % of comparisons. Greedy completions and single draws are
 
 Each side is a run, whose evaluation `--label` is read, or the file of an evaluation. Two evaluations with different
 tasks, verifiers or caps are refused, since their difference would mean nothing. Where temperatures or draws differ, the
-sampled completions get no verdict: shares of one draw and of eight lie otherwise about the same mean. For two runs, the
+sampled completions get no verdict: a share of one draw varies more than one of eight. For two runs, the
 time and the energy of their steps are shown too, in total and per point of reward.
 """
 
@@ -109,7 +109,7 @@ def report(a: Side, b: Side, flips: int) -> Iterator[str]:
 
 
 def sampled_lines(one: Evaluation, other: Evaluation) -> Iterator[str]:
-    if why := why_unlike(one.sampled, other.sampled):
+    if why := why_no_verdict(one.sampled, other.sampled):
         yield f"sampled  A {one.sampled.accuracy:.1%}, B {other.sampled.accuracy:.1%}: no verdict, {why}"
         return
     found = paired([task.sampled for task in one.task_results], [task.sampled for task in other.task_results], LEVEL)
@@ -117,7 +117,7 @@ def sampled_lines(one: Evaluation, other: Evaluation) -> Iterator[str]:
     yield f"         {draws(one, other)}{chance(found)}"
 
 
-def why_unlike(a: Decoded, b: Decoded) -> str:
+def why_no_verdict(a: Decoded, b: Decoded) -> str:
     """Why the sampled completions have no verdict; empty if they have one."""
     if a.temperature != b.temperature:
         return f"because A has temperature {a.temperature:g} and B {b.temperature:g}"

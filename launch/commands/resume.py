@@ -217,10 +217,10 @@ def finish_followers(run: RunDir, processes: Sequence[Process]) -> None:
     finally:
         followers.kill()
     # Imported late, as the display.
-    from launch.commands.watch_run import could_write
+    from launch.commands.watch_run import write_or_warn
     from launch.display.page.command import write_report
 
-    could_write("report.html", write_report, run)
+    write_or_warn("report.html", write_report, run)
 
 
 def finished(directory: Path, steps: int, *, can_be_extended: bool) -> str:

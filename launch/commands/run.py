@@ -63,7 +63,7 @@ from shared.process.free_memory import free_memory
 from shared.process.processor import cores_here, gains_by_packing, read_flags, settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card, roles_here
 from shared.run.forecast import write_prediction
-from shared.run.run_dir import CPUINFO, RunDir, claimed, refuse_if_taken
+from shared.run.run_dir import CPUINFO, RunDir, make_free_folder, refuse_if_taken
 
 Cost = Plan | CardPlan | str
 """A plan, or the reason why there is none."""
@@ -106,7 +106,7 @@ def start_run(
     if out:
         refuse_if_taken(RunDir(out))
     if prepare:
-        folder = make_run(out or claimed(folder), config).path
+        folder = make_run(out or make_free_folder(folder), config).path
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
     if on == "ray":
@@ -130,7 +130,7 @@ def start_run(
     from launch.commands.watch_run import supervising, watch_run
 
     with supervising(on, places) as supervise:
-        run = make_run(out or claimed(folder), config, card)
+        run = make_run(out or make_free_folder(folder), config, card)
         announce(run, source, cost)
         if runs_functions(config.verifier):
             print(form_in_words(config.verifier))

@@ -49,15 +49,15 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool, superv
         print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise
     finally:
-        if trace and could_write("trace.json", join_traces, run):
+        if trace and write_or_warn("trace.json", join_traces, run):
             print(f"{run.trace} shows when each process computed; open it in https://ui.perfetto.dev")
-        could_write("the verdict in summary.json", add_verdict, run)
-        could_write("report.html", write_report, run)
+        write_or_warn("the verdict in summary.json", add_verdict, run)
+        write_or_warn("report.html", write_report, run)
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)
 
 
-def could_write(what: str, write: Callable[[RunDir], object], run: RunDir) -> bool:
-    """Of a run that has ended. If it cannot be written that is a warning, so that the user learns how the run ended."""
+def write_or_warn(what: str, write: Callable[[RunDir], object], run: RunDir) -> bool:
+    """Write a file of a run that has ended, or print a warning, so that the user still learns how the run ended."""
     try:
         write(run)
     except (UserError, OSError) as error:

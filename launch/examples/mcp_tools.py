@@ -110,7 +110,7 @@ def can_be_called(name: str, schema: dict[str, Any]) -> bool:
 
 
 def type_of(of: dict[str, Any]) -> type:
-    """Of an argument; of several, the first that is not null."""
+    """Of an argument: of several types, the first that is not null."""
     given = [one.get("type") for one in of.get("anyOf", [of])]
     names = [name for one in given for name in (one if isinstance(one, list) else [one]) if name != "null"]
     return TYPES.get(str(names[0]), str) if names else str

@@ -1,8 +1,8 @@
 """Starts the processes of a run, keeps the actors alive, and ends all processes together.
 
     learner exits 0         actors are asked to stop, and killed after a grace period  -> returns
-    learner exits otherwise everything is killed                 -> its error, with its last log lines. Whatever ends a
-                            run with an error, its tracker has a moment before to send the rest
+    learner exits otherwise everything is killed                 -> its error, with its last log lines. When a
+                            run ends with an error, its tracker first gets some seconds to send the rest
     one of several ranks    the others lose it and end, everything is killed -> the error of the one that was first
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
@@ -114,7 +114,7 @@ class Supervisor:
             except (ProcessFailed, UserError):
                 # Before the first step there is nothing to send.
                 if self.restarts.steps_done:
-                    self.finish_failed()
+                    self.finish_after_failure()
                 raise
             finally:
                 self.kill_all()
@@ -274,9 +274,9 @@ class Supervisor:
             self.handle_interrupts()
             time.sleep(self.limits.tick_s)
 
-    def finish_failed(self) -> None:
-        """What the tracker has not sent by now, nobody may ask for again. A Ctrl-C ends the wait, and the error of the
-        run is still what is said."""
+    def finish_after_failure(self) -> None:
+        """Let the tracker send the rest, since the run may never be resumed. A Ctrl-C ends the wait, and the error of
+        the run is still what is said."""
         for child in self.children.values():
             child.kill()
         before = self.interrupts.count
@@ -287,7 +287,7 @@ class Supervisor:
             return False
 
         with suppress(KeyboardInterrupt):
-            self.followers.finish_failed(stop_at_interrupt)
+            self.followers.finish_after_failure(stop_at_interrupt)
 
     def kill_all(self) -> None:
         for child in self.children.values():

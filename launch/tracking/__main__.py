@@ -22,7 +22,7 @@ NICE = 10
 def track(directory: Path, stop: Event) -> None:
     import msgspec
 
-    from launch.tracking.follow import MetricsSender, from_here, note_tracked, tracked_run
+    from launch.tracking.follow import MetricsSender, corrected_by_tracker, note_tracked, tracked_run
     from launch.tracking.trackers import check_tracker, make_tracker
     from shared.config.load import config_from_json
     from shared.run.run_dir import RunDir
@@ -34,9 +34,9 @@ def track(directory: Path, stop: Event) -> None:
     tracked = tracked_run(run, config, os.environ)
     note_tracked(run, tracked)
     tracker = make_tracker(tracked, run, msgspec.json.decode(text))
-    sender = MetricsSender(run, tracker, from_here(tracked, tracker.last_step()))
+    sender = MetricsSender(run, tracker, corrected_by_tracker(tracked, tracker.last_step()))
     sender.send_until(stop.is_set)
-    sender.send_evaluations()
+    sender.send_unshown_evaluations()
     tracker.close()
     note_tracked(run, sender.tracked())
 

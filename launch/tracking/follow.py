@@ -43,22 +43,23 @@ def tracked_run(run: RunDir, config: TrackingConfig, environment: Mapping[str, s
     environment: WANDB_PROJECT and WANDB_NAME count where the configuration has its defaults."""
     run_id = run.read_info().run_id
     known = noted(tracking_file(run))
-    if known and is_asked_for(known, config):
+    if known and still_fits(known, config):
         return known
-    config = completed(config, environment)
-    name = f"{run.path.resolve().name}-{run_id[:ID_DIGITS]}" if not config.name else name_there(config, run_id)
+    config = with_wandb_environment(config, environment)
+    name = f"{run.path.resolve().name}-{run_id[:ID_DIGITS]}" if not config.name else name_in_tracker(config, run_id)
     return Tracked(kind=config.kind, project=config.project, name=name, run_id=run_id)
 
 
-def is_asked_for(known: Tracked, config: TrackingConfig) -> bool:
-    """A name or project from the environment stays, whatever the environment says now."""
+def still_fits(known: Tracked, config: TrackingConfig) -> bool:
+    """Whether the run goes on where it was tracked. A name or project from the environment stays, whatever the
+    environment says now."""
     open_project = config.kind == "wandb" and config.project == TrackingConfig().project
     same_project = known.project == config.project or open_project
-    same_name = config.name in ("", known.name) or known.name == name_there(config, known.run_id)
+    same_name = config.name in ("", known.name) or known.name == name_in_tracker(config, known.run_id)
     return known.kind == config.kind and same_project and same_name
 
 
-def completed(config: TrackingConfig, environment: Mapping[str, str]) -> TrackingConfig:
+def with_wandb_environment(config: TrackingConfig, environment: Mapping[str, str]) -> TrackingConfig:
     if config.kind != "wandb":
         return config
     default = TrackingConfig()
@@ -67,12 +68,12 @@ def completed(config: TrackingConfig, environment: Mapping[str, str]) -> Trackin
     return replace(config, project=project or config.project, name=name or config.name)
 
 
-def name_there(config: TrackingConfig, run_id: str) -> str:
+def name_in_tracker(config: TrackingConfig, run_id: str) -> str:
     """trackio has no ids: a second run of the same name would be taken for the first."""
     return f"{config.name}-{run_id[:ID_DIGITS]}" if config.kind == "trackio" else config.name
 
 
-def from_here(tracked: Tracked, last_step: int | None) -> Tracked:
+def corrected_by_tracker(tracked: Tracked, last_step: int | None) -> Tracked:
     """With the step after which rows are sent. last_step: that the tracker has; None if it cannot be asked, so what was
     noted counts. One that has lost steps gets them again, and the evaluations too."""
     if last_step is None:
@@ -104,7 +105,7 @@ def wait(seconds: float, stop: Callable[[], bool]) -> None:
 
 
 class MetricsSender:
-    """What of a run has been sent."""
+    """Sends rows and evaluations of a run, and knows which were sent."""
 
     def __init__(self, run: RunDir, tracker: Tracker, before: Tracked) -> None:
         """before: what the tracker has already."""
@@ -116,10 +117,8 @@ class MetricsSender:
         self.last_step = before.step
         self.time_s = 0.0
         """Of the newest row."""
-        self.shown: set[int] = set()
-        """Versions whose evaluation was sent with a row."""
         self.evaluated = set(before.evaluated)
-        """Versions whose evaluation was sent without one."""
+        """Versions whose evaluation was sent, with a row or without one."""
         self.groups_at = -math.inf
         """Time of the run when the last sent groups were trained on."""
 
@@ -140,19 +139,20 @@ class MetricsSender:
         step = int(row.get("step") or 0)
         self.time_s = row.get("time_s") or self.time_s
         version = row.get("eval/step")
-        # A row that a resumed run writes again may show another evaluation than the one that was sent.
+        # In a file that was written again (its generation is above 0), a row that was sent before may show another
+        # evaluation than it did.
         if version is not None and (step > self.last_step or not self.metrics.generation):
-            self.shown.add(int(version))
+            self.evaluated.add(int(version))
         if step <= self.last_step:
             return
         found = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
         self.tracker.log(step, found, self.groups(step, row.get("time_s")))
         self.last_step = step
 
-    def send_evaluations(self) -> None:
+    def send_unshown_evaluations(self) -> None:
         """Those that no row has shown. No row follows the last one."""
         found = {one.version: one for one in Run(self.run.path).evaluations() if one.in_curve}
-        for version in sorted(found.keys() - self.shown - self.evaluated):
+        for version in sorted(found.keys() - self.evaluated):
             named = {NAMED["evaluated"].format(name): figure for name, figure in figures(found[version]).items()}
             self.tracker.add(version, named, self.time_s)
             self.evaluated.add(version)

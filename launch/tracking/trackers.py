@@ -6,7 +6,7 @@
 
 Metrics have the names of metrics.jsonl. A figure that was not measured (null) is left out.
 `last_step` is what makes a restart harmless: rows up to it are not sent again. trackio and TensorBoard are asked what
-they have, so one that has lost it gets it again. Weights & Biases says so only online, and trackio only of this
+they have, so one that has lost it gets it again. Weights & Biases can be asked only online, and trackio only about this
 machine; otherwise what was noted counts. Offline the rows since the last clean end are sent again with the same run id
 and the same step, and `wandb sync` takes each step once.
 Left out on purpose: system metrics of trackers (mem/ and time/ are in metrics.jsonl), their code and console capture,
@@ -47,7 +47,7 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     """Last step that the tracker had when it was last closed."""
     evaluated: tuple[int, ...] = ()
-    """Versions whose evaluation it got without a row."""
+    """Versions whose evaluation it has."""
 
 
 class Tracker(Protocol):
@@ -88,7 +88,7 @@ class Trackio:
         )
 
     def last_step(self) -> int | None:
-        # Of a Space or a server, this machine has no rows.
+        # Rows that went to a Space or a server are not on this machine.
         is_remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
         return None if is_remote else self.known
 
@@ -140,8 +140,8 @@ class Wandb:
             self.run = begin()
         except UsageError as error:  # without a login, which nobody is here to give
             log.warning(
-                "Weights & Biases takes nothing yet (%s), so everything is kept in RUN/wandb; after `wandb login`, `wandb"
-                " sync` sends it, and so does the next start of the run",
+                "Weights & Biases takes nothing yet (%s), so everything is kept in RUN/wandb; after `wandb login`,"
+                " `wandb sync` sends it, and so does the next start of the run",
                 for_log(str(error)),
             )
             self.run = begin(mode="offline")

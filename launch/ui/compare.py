@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from launch.commands.compare import LEVEL, Side, flipped, open_side, refuse_unlike, why_unlike
+from launch.commands.compare import LEVEL, Side, flipped, open_side, refuse_unlike, why_no_verdict
 from launch.ui.runs_folder import RunsFolder
 from shared.errors import UserError
 from shared.run.evaluation import TaskResult, right
@@ -85,7 +85,7 @@ def pair(a: str, b: str, one: Side | None, other: Side | None, problem: str) -> 
         return named
     first, second = one.evaluation, other.evaluation
     ways = [way("greedy", first.greedy.accuracy, second.greedy.accuracy, right(first), right(second))]
-    if why := why_unlike(first.sampled, second.sampled):
+    if why := why_no_verdict(first.sampled, second.sampled):
         named["problem"] = f"no verdict on sampled answers, {why}"
     else:
         draws = [[task.sampled for task in side.task_results] for side in (first, second)]

@@ -67,7 +67,7 @@ def levels(tasks: Sequence[Task], column: str) -> list[list[int]]:
 
 
 def rank(value: str) -> tuple[float, str]:
-    """Sorts numbers by size, and any other text after them. Numbers of one size, as 1 and 1.0, are in the order of
+    """Sorts numbers by size, and any other text after them. Equal numbers, such as 1 and 1.0, are in the order of
     their text, so that every start of a run has the same stages."""
     try:
         number = float(value)

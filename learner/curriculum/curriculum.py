@@ -60,7 +60,7 @@ class Shuffled:
         self.position = 0
         self.pass_rate = float("nan")
         self.epoch = -1
-        """Of `order`, which is kept because it takes long to make; it is no state."""
+        """Of `order`. Both are kept because an order takes long to make, and are no state."""
         self.order = np.zeros(0, np.int64)
 
     def next(self, count: int) -> list[int]:

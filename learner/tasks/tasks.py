@@ -125,8 +125,8 @@ def load_test(
     if not rows:
         return (), {}
     shown = load_rows(config, kind)[0][: config.few_shot] if config.few_shot else ()
-    others = uncopied(shuffled(rows, config.seed), shown)
-    dropped = Counter(copies_in_words(len(rows) - len(others)))
+    others = without_copies(shuffled(rows, config.seed), shown)
+    dropped = Counter(dropped_copies(len(rows) - len(others)))
     return kept(others, config, prompter, kind, examples(shown, config), dropped), dropped
 
 
@@ -168,21 +168,21 @@ def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows, Mapp
         return generated_rows("train", count, config), own, {}
     rows = training_rows(config, needs_answer=needs_answers(config, kind))
     shown, others = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
-    train, tested = uncopied(others, shown), uncopied(held_out or [], shown)
-    copies = copies_in_words(len(others) - len(train) + len(held_out or []) - len(tested))
+    train, tested = without_copies(others, shown), without_copies(held_out or [], shown)
+    copies = dropped_copies(len(others) - len(train) + len(held_out or []) - len(tested))
     if held_out is None:
         train, tested = divided(train)
     return [*shown, *train[: config.limit or None]], tested, copies
 
 
-def uncopied(rows: list[Columns], shown: Rows) -> list[Columns]:
+def without_copies(rows: list[Columns], shown: Rows) -> list[Columns]:
     """Without rows that have the question and answer of an example, since the answer would be in their own prompt. If
-    all rows have them, they stay: they differ in other columns."""
+    all rows are like that, they stay: they differ in other columns."""
     copied = {(unspaced(row), row.get("answer")) for row in shown}
     return [row for row in rows if (unspaced(row), row.get("answer")) not in copied] or rows
 
 
-def copies_in_words(count: int) -> Mapping[str, int]:
+def dropped_copies(count: int) -> Mapping[str, int]:
     return {"with the question and answer of an example": count} if count else {}
 
 

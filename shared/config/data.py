@@ -152,6 +152,9 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
         """Whether an earlier policy has to be kept."""
         return self.needs_stages or self.kl_to == "start"
 
+    def __post_init__(self) -> None:
+        self.expand_home("cache")
+
 
 class VerifierConfig(Section, frozen=True, kw_only=True):
     """How completions are scored."""

@@ -75,7 +75,7 @@ class CallForm:
 
 
 def end_of_thoughts(text: str) -> int:
-    """Where the last one ends. The prompt may have opened it, so only its end is looked for."""
+    """Where the last thought ends. The prompt may have opened it, so only its end is looked for."""
     end = text.rfind(THINKING[1])
     return 0 if end < 0 else end + len(THINKING[1])
 

@@ -1,6 +1,6 @@
 """The run directory: where each file of a run is, how a run is made, opened and locked.
 
-    config.json   the resolved configuration; it has its name last, so a folder that has it is a run
+    config.json   the resolved configuration; it gets its name last, so a folder that has it is a run
     run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
     tasks.json    number and digest of the tasks that it began with
@@ -105,8 +105,8 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-MADE = frozenset({"config.json", "run.json", "lock", "keys", "start", "teacher"})
-"""What `create` makes, but for folders that it leaves empty."""
+MADE_BY_CREATE = frozenset({"config.json", "run.json", "lock", "keys", "start", "teacher"})
+"""What `create` makes, except folders that it leaves empty."""
 MIN_FREE_BYTES = 256 * 2**20
 """Room for a journal segment (64 MiB) and a few checkpoints of a small adapter. A large run may need more."""
 
@@ -134,8 +134,8 @@ class RunDir:
         """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
         compute: that section of the configuration. card: as in run.json. create_keys: writes keys into the folder it
-        gets. start, teacher: files of adapters that the run is given. config.json has its name last, so a folder with
-        it is whole. Until then its unfinished file says that all else was made here, and may be made again.
+        gets. start, teacher: files of adapters that the run is given. config.json gets its name last, so a folder with
+        it is whole. Until then, its unfinished file shows that the others are of a `create` that was cut short.
         """
         run = cls(path)
         refuse_if_taken(run)
@@ -144,9 +144,9 @@ class RunDir:
             refuse_if_full(path, min_free_bytes)
             write_new(unfinished := beside(run.config, UNFINISHED), (config_json,), 0o644)
             sync_folder(path)
-        with run.held():
+        with run.lock_held():
             refuse_if_taken(run)  # by another process meanwhile
-            remove_other_try(run, unfinished)
+            remove_earlier_attempt(run, unfinished)
             for folder in (run.journal, run.checkpoints, run.eval, run.logs, run.lease.parent):
                 make_folder(folder)
             make_folder(run.keys, 0o700)
@@ -174,14 +174,14 @@ class RunDir:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only process that writes this run."""
-        with self.held():
+        with self.lock_held():
             for path in (self.config, self.run_info, self.tasks, self.metrics, self.rollouts, self.summary):
                 remove_unfinished(path)
             yield
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Have the lock. The kernel releases it if the process dies."""
+    def lock_held(self) -> Iterator[None]:
+        """The kernel releases the lock if the process dies."""
         fd = open_lock(self.lock)
         try:
             with disk_errors(self.lock):
@@ -310,7 +310,7 @@ class RunDir:
         return self.path / "report.html"
 
 
-def claimed(path: Path) -> Path:
+def make_free_folder(path: Path) -> Path:
     """A new folder of this name, or of this name with a number: another run may have begun in the same second."""
     make_folder(path.parent)
     number, folder = 1, path
@@ -336,17 +336,17 @@ def refuse_if_taken(run: RunDir) -> None:
 
 
 def has_other_files(run: RunDir) -> bool:
-    """Whether a folder that has no run has any file but those of a `create` that was killed or had no space."""
+    """Whether a folder that has no run has a file that no `create` left there when it was cut short."""
     cut_short = any(run.path.glob(f".{run.config.name}.*{UNFINISHED}"))
     files = (entry.relative_to(run.path).parts[0] for entry in run.path.rglob("*") if entry.is_file())
-    return any(not (cut_short and final_name(run.path / name) in MADE) for name in files)
+    return any(not (cut_short and final_name(run.path / name) in MADE_BY_CREATE) for name in files)
 
 
-def remove_other_try(run: RunDir, unfinished: Path) -> None:
+def remove_earlier_attempt(run: RunDir, unfinished: Path) -> None:
     """Remove what an earlier `create` left, if any. unfinished: of this one. Call it with the run held."""
     with disk_errors(run.path):
         for entry in run.path.iterdir():
-            if entry not in (run.lock, unfinished) and final_name(entry) in MADE:
+            if entry not in (run.lock, unfinished) and final_name(entry) in MADE_BY_CREATE:
                 disk.remove(entry)
 
 

@@ -89,7 +89,7 @@ def test_the_tracker_is_asked_to_end_after_the_evaluator(tmp_path: Path) -> None
     seen: list[bool] = []
 
     def look() -> bool:
-        seen.append("tracker" in made.asked and not (tmp_path / "final").exists())
+        seen.append("tracker" in made.asked_to_finish and not (tmp_path / "final").exists())
         return False
 
     made.finish(look)

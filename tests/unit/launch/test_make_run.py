@@ -14,7 +14,7 @@ from launch.commands.run import make_run
 from protocol.access.keys import load_learner_keys
 from shared.config.tree import Config
 from shared.errors import RunDirError
-from shared.run.run_dir import RunDir, claimed
+from shared.run.run_dir import RunDir, make_free_folder
 from tests.support.disk_faults import failing, kill_before_every_call, list_calls
 
 
@@ -96,7 +96,7 @@ def test_what_a_user_put_into_a_run_that_was_cut_short_is_left_alone(tmp_path: P
 def test_a_run_that_another_process_makes_is_in_use(tmp_path: Path) -> None:
     with pytest.raises(RunDirError), failing("rename", errno.ENOSPC):
         make(tmp_path)
-    with RunDir(tmp_path / "run").held(), pytest.raises(RunDirError, match=f"is in use by process {os.getpid()}"):
+    with RunDir(tmp_path / "run").lock_held(), pytest.raises(RunDirError, match=f"is in use by process {os.getpid()}"):
         make(tmp_path)
     assert (tmp_path / "run" / "keys" / "learner.json").exists()
 
@@ -109,7 +109,7 @@ def test_no_run_is_made_of_what_its_processes_would_refuse(tmp_path: Path, capsy
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "embedded-20260102-030405"
-    made = [make_run(claimed(folder), Config()).path for _ in range(3)]
+    made = [make_run(make_free_folder(folder), Config()).path for _ in range(3)]
     assert made == [folder, folder.with_name(f"{folder.name}-2"), folder.with_name(f"{folder.name}-3")]
     assert all(map(is_whole, made))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from launch.tracking.follow import GROUPS, MetricsSender, from_here, note_tracked, tracked_run, tracking_file
+from launch.tracking.follow import GROUPS, MetricsSender, corrected_by_tracker, note_tracked, tracked_run, tracking_file
 from launch.tracking.trackers import Tracked
 from shared.config.load import config_to_json
 from shared.config.processes import TrackingConfig
@@ -63,10 +63,10 @@ def test_a_name_in_trackio_belongs_to_one_run(tmp_path: Path) -> None:
 
 def test_a_tracker_that_has_lost_steps_gets_them_again() -> None:
     noted = structs.replace(NOTHING, step=7, evaluated=(7,))
-    assert from_here(noted, None) == noted, "it cannot be asked"
-    assert from_here(noted, 7) == noted
-    assert from_here(noted, 9) == structs.replace(noted, step=9)
-    assert from_here(noted, 0) == NOTHING
+    assert corrected_by_tracker(noted, None) == noted, "it cannot be asked"
+    assert corrected_by_tracker(noted, 7) == noted
+    assert corrected_by_tracker(noted, 9) == structs.replace(noted, step=9)
+    assert corrected_by_tracker(noted, 0) == NOTHING
 
 
 def test_a_damaged_note_is_one_that_is_not_there(tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ def test_evaluations_that_no_row_has_shown_are_sent_once_at_the_end(tmp_path: Pa
     sender = MetricsSender(run, told, NOTHING)
     for step, evaluated in enumerate((0, None, None, None), start=1):
         sender.send({"step": step, "time_s": 2.0 * step, "eval/step": evaluated})
-    sender.send_evaluations()
+    sender.send_unshown_evaluations()
     assert told.added == [(2, 0.5, 8.0), (4, 1.0, 8.0)]
     again = MetricsSender(run, told, sender.tracked())
     again.send({"step": 1, "time_s": 2.0, "eval/step": 0})
-    again.send_evaluations()
+    again.send_unshown_evaluations()
     assert len(told.added) == 2
 
 
@@ -137,5 +137,5 @@ def test_an_evaluation_in_a_row_that_was_sent_without_it_is_sent_at_the_end(tmp_
     metrics.truncate_from(2)
     metrics.append({"step": 2, "time_s": 5.0, "eval/step": 1})
     sender.send_new_steps()
-    sender.send_evaluations()
+    sender.send_unshown_evaluations()
     assert told.added == [(1, 1.0, 5.0)]

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.base.cache import DIGESTS, CachedBase, cached_base, existing_base, file_digest, find_model
+from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
 from shared.config.model import LoraConfig, ModelConfig, cache_root
 from shared.config.training import TeacherConfig
@@ -377,6 +378,7 @@ def test_a_tilde_in_a_path_is_the_home_folder(
     assert (
         LoraConfig(start_from="~/a").start_from == TeacherConfig(adapter="~/a").adapter == str(checkpoint.parent / "a")
     )
+    assert CurriculumConfig(cache="~/e.json").cache == str(checkpoint.parent / "e.json")
     assert ModelConfig(path="us/model").path == "us/model"
     # A run keeps the path itself: another user may read it.
     kept = config_to_json(Config(model=model))
