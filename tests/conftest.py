@@ -1,6 +1,7 @@
 """What every test gets: fixed threads, no network, a run directory of its own."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +18,28 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with `one_in(n)`, one case in n stays in tests/run.sh; the others are long. They are chosen along a
+    diagonal, so that every value of a second parameter has its turn."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            test, every = item.nodeid.partition("[")[0], mark.args[0]
+            if seen[test] % every != seen[test] // every % every:
+                item.add_marker(pytest.mark.long)
+            seen[test] += 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Quantised bases of a test run go to a folder of its own; child processes inherit it."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    """Quantised bases of a test run go to a folder of its own; child processes inherit it. With tests/run.sh all its
+    stages and workers share one: otherwise each would quantise the same bases anew."""
+    from tests.support.machines import assume_speed
+
+    cache = os.environ.get("TANDEM_TESTS_CACHE") or str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CACHE_HOME"] = cache
+    assume_speed(Path(cache, "tandem"))
 
 
 @pytest.fixture

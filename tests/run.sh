@@ -5,7 +5,7 @@
 #   tests/run.sh                      format, lint, types, unit tests, other tests, chaos, browser
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
-#   tests/run.sh long [PYTEST ARGS]   what would make the rest too long: one more kind of run each, kills of these
+#   tests/run.sh long [PYTEST ARGS]   what would make the rest too long: more kinds of runs, more kills and faults
 #   tests/run.sh coverage             all unit tests, and whether they reach each line of the files in pyproject.toml
 #   tests/run.sh browser [PYTEST ARGS]  the page of `ui` in Chromium, which is installed if that is possible
 #   tests/run.sh kernels [PYTEST ARGS]  the Triton kernels in Triton's interpreter, or on a card
@@ -52,6 +52,11 @@ fi
 python="$(tandem_python)"
 started=$SECONDS
 failed=()
+# Some containers set it. Each of hundreds of processes would then compile the project anew, and rewrite the tests.
+unset PYTHONDONTWRITEBYTECODE
+TANDEM_TESTS_CACHE="$(mktemp -d)" || exit
+export TANDEM_TESTS_CACHE
+trap 'rm -rf "$TANDEM_TESTS_CACHE"' EXIT
 
 stage() {
     local name=$1 since=$SECONDS
@@ -113,7 +118,7 @@ everything() {
     stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
     stage integration in_waiting tests/integration -m "not long"
-    stage acceptance in_parallel tests/acceptance tests/gpu -m "not long and not alone" --dist load
+    stage acceptance in_waiting tests/acceptance tests/gpu -m "not long and not alone" --dist load
     stage card "$python" -m pytest tests/gpu -m alone
     stage chaos in_parallel tests/chaos -m "not long"
     stage browser browser

@@ -127,6 +127,7 @@ def test_two_commands(clone: Path) -> None:
     assert "run directory  runs/" in said, "the plan of the dry run"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_train_your_own_model(checkout: Path) -> None:

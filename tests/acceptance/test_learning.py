@@ -91,6 +91,7 @@ def test_tcp_with_keys_between_the_processes(tmp_path: Path) -> None:
     assert summary(out)["status"] == "done"
 
 
+@pytest.mark.long
 def test_generate_and_eval_use_the_trained_adapter(tmp_path: Path) -> None:
     out = tmp_path / "run"
     overrides = {"run.steps": 4, "eval.problems": 32, "optimizer.lr": 0.01}

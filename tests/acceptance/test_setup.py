@@ -147,7 +147,13 @@ def test_a_killed_install_is_repeated(project: Project) -> None:
     assert project.builds == 2
 
 
-@pytest.mark.parametrize("damage", ["half a package", "set-aside package", "no interpreter"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(pytest.param(package, marks=pytest.mark.long) for package in ("half a package", "set-aside package")),
+        "no interpreter",
+    ],
+)
 def test_a_broken_venv_is_made_again(project: Project, damage: str) -> None:
     project.set_up()
     site = next(project.root.glob(".venv/lib/python*/site-packages"))

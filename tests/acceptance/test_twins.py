@@ -9,8 +9,8 @@ from launch.presets.load import PRESETS_DIR
 from tests.support.runs import launch, rows, sets, summary
 
 TWINS = sorted(path.stem for path in PRESETS_DIR.glob("*_embedded.toml"))
-SLOW = pytest.mark.long
-"""One measures its tasks first."""
+QUICK = ("gsm8k_8gb_embedded", "continual_3stage_embedded")
+"""The others are long: each is a whole run."""
 FEW = {
     "run.steps": 3,
     "tasks.limit": 24,
@@ -25,7 +25,9 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("twin", [pytest.param(twin, marks=SLOW if "sent" in twin else []) for twin in TWINS])
+@pytest.mark.parametrize(
+    "twin", [pytest.param(twin, marks=[] if twin in QUICK else pytest.mark.long) for twin in TWINS]
+)
 def test_a_twin_trains(tmp_path: Path, twin: str) -> None:
     out, overrides = tmp_path / "run", sets(FEW | ({"curriculum.stage_steps": 2} if "3stage" in twin else {}))
     if "sent" in twin:

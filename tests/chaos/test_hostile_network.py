@@ -85,6 +85,7 @@ def test_messages_lost_late_doubled_swapped_and_damaged_change_nothing(
     assert set(proxy.done) == set(FAULTS) and proxy.done.total() >= 30, proxy.done
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_line_that_stalls_breaks_and_flips_bits_changes_nothing(tmp_path: Path, expected: dict[str, Any]) -> None:
     port = free_port()
@@ -98,6 +99,7 @@ def test_a_line_that_stalls_breaks_and_flips_bits_changes_nothing(tmp_path: Path
     assert len(proxy.done) == len(FAULTS_ON_THE_LINE)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_forwarder_that_takes_calls_before_there_is_a_learner_changes_nothing(
     tmp_path: Path, expected: dict[str, Any]
@@ -115,6 +117,7 @@ def test_a_forwarder_that_takes_calls_before_there_is_a_learner_changes_nothing(
         assert check_end(run, started) == expected
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_unauthenticated_peers_change_nothing(tmp_path: Path, expected: dict[str, Any]) -> None:
     port = free_port()

@@ -17,7 +17,7 @@ from tests.chaos.rounds import run_trials
 from tests.chaos.trial import Result, Trial, check
 
 ROOT = Path(__file__).resolve().parents[2]
-BATCHES = 14
+BATCHES, BATCHES_BEFORE = 14, 4
 RARE_BATCHES = 5
 """A kill behind a repair keeps the same repair from being killed again."""
 TRIALS, KILLS = 4, 15
@@ -34,6 +34,22 @@ def test_an_undisturbed_run_is_sound(undisturbed: Result) -> None:
     assert len(undisturbed.starts) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_before_everything_that_it_writes_or_sends_a_run_ends_the_same(
+    hosts: Pool, prepared: str, undisturbed: Result, points: list[str]
+) -> None:
+    """Half of the next test: a kill after one point mostly leaves what a kill before the next one leaves."""
+    before = [point for point in points if point.startswith("before ")]
+    batches = [*split([fault for fault in kill_faults(before, seed=1) if fault.hit == 1], BATCHES_BEFORE)]
+    happened: list[str] = []
+    for trial, result in run_trials(hosts, "before", prepared, batches):
+        check(result, undisturbed)
+        happened += [fault.point for fault in trial.happened(result)]
+    assert len(happened) >= 40 and not {*before} - {*happened}
+
+
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_at_every_point_a_run_ends_the_same(
@@ -64,6 +80,7 @@ def test_killed_at_random_instants_a_run_ends_the_same(hosts: Pool, prepared: st
             hits += result.kills
 
 
+@pytest.mark.long
 def test_every_point_named_in_the_code_is_one_that_plans_are_made_from(
     points: list[str],
     rare_points: list[str],

@@ -25,6 +25,7 @@ def test_an_undisturbed_run_of_two_ranks_is_sound(calm_ranks: Result, rank_point
     assert {point.rpartition(" ")[2] for point in rank_points if "ranks" in point} == {"0", "1"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_any_rank_killed_at_every_point_ends_the_same(

@@ -58,6 +58,7 @@ def test_a_disk_that_fills_up_stops_the_run_in_words_until_there_is_room(
         assert code == 2 and said.startswith("error: "), said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_disk_too_small_for_what_the_run_will_write_is_refused_before_it_trains(
     prepared: str, disk: Disk, tmp_path: Path
@@ -85,6 +86,7 @@ def test_a_disk_made_read_only_is_one_sentence_and_the_run_goes_on_once_it_is_no
     assert summary(folder / "run")["adapter_sha256"] == undisturbed.outcome["adapter_sha256"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_limit_on_the_size_of_files_is_named_and_the_run_goes_on_without_it(
     prepared: str, undisturbed: Result, tmp_path: Path

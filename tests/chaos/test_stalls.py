@@ -143,6 +143,7 @@ def test_an_actor_that_waits_in_vain_for_a_stopped_learner_says_for_what(tmp_pat
 QUICK = {"link.silence_s": 5.0}
 
 
+@pytest.mark.long
 def test_a_stopped_actor_is_replaced_and_changes_nothing(tmp_path: Path) -> None:
     # More than the actor can finish in the moment in which it is continued to write its stacks.
     steps = 40

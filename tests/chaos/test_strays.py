@@ -58,8 +58,8 @@ def end(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[psu
     ("how", "code"),
     [
         ("launcher killed", -signal.SIGKILL),
-        ("learner killed", 1),
-        ("actor and fork server killed, then the ordinary end", 0),
+        pytest.param("learner killed", 1, marks=pytest.mark.long),
+        pytest.param("actor and fork server killed, then the ordinary end", 0, marks=pytest.mark.long),
         ("Ctrl-C twice", None),
     ],
 )

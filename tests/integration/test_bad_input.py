@@ -59,7 +59,7 @@ def test_a_missing_model(tmp_path: Path) -> None:
     refused(done, str(empty), "config.json", "model.path")
 
 
-@pytest.mark.parametrize("key", ["rollout.max_new_tokens", "eval.long_cap"])
+@pytest.mark.parametrize("key", ["rollout.max_new_tokens", pytest.param("eval.long_cap", marks=pytest.mark.long)])
 def test_completions_that_the_model_has_no_positions_for(tmp_path: Path, key: str) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(SMALL | {key: 600, "eval.problems": 4}))
     refused(done, "up to 600 do not fit into the 512 positions", key.partition(".")[0])
@@ -128,6 +128,7 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path: Path, finis
     assert summary(out)["adapter_sha256"] == finished[1]["adapter_sha256"]
 
 
+@pytest.mark.long
 def test_checkpoints_that_are_all_corrupt_stop_it(tmp_path: Path, finished: tuple[Path, Any]) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
@@ -160,6 +161,7 @@ def test_damage_inside_the_journal_stops_it(tmp_path: Path, finished: tuple[Path
     refused(launch("replay", out), "000001.log")
 
 
+@pytest.mark.long
 def test_a_replay_that_does_not_match_says_so(tmp_path: Path, finished: tuple[Path, Any]) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
@@ -181,6 +183,7 @@ def test_a_schedule_that_was_laid_out_for_fewer_steps(tmp_path: Path, finished: 
     assert json.loads((out / "config.json").read_text()) == config
 
 
+@pytest.mark.long
 def test_a_journal_of_another_config_is_not_trained_on(tmp_path: Path, finished: tuple[Path, Any]) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
@@ -194,7 +197,7 @@ def test_a_journal_of_another_config_is_not_trained_on(tmp_path: Path, finished:
     ("function", "words"),
     [
         ("{folder}/nowhere.py:right", ("nowhere.py",)),
-        ("{folder}/rewards.py:left", ("left",)),
+        pytest.param("{folder}/rewards.py:left", ("left",), marks=pytest.mark.long),
         ("rewards", ("path/to/file.py:name",)),
     ],
 )
@@ -212,6 +215,7 @@ def test_a_reward_function_that_fails_stops_the_run_and_names_the_group(tmp_path
     )
 
 
+@pytest.mark.long
 def test_data_that_changed_are_not_trained_on(tmp_path: Path) -> None:
     """Nothing is lost: with the old file back the run goes on."""
     data, out = tmp_path / "sums.jsonl", tmp_path / "run"
@@ -227,6 +231,7 @@ def test_data_that_changed_are_not_trained_on(tmp_path: Path) -> None:
     assert summary(out)["steps"] == 4 and (out / "tasks.json").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_run_that_lost_the_digest_of_its_tasks(tmp_path: Path, finished: tuple[Path, Any]) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)

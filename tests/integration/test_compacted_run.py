@@ -43,6 +43,7 @@ def segments(out: Path) -> list[int]:
     return sorted(int(path.stem) for path in (out / "journal").glob("*.log"))
 
 
+@pytest.mark.long
 def test_a_replay_goes_from_the_oldest_checkpoint_that_the_journal_reaches(
     compacted: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_whole_journal_that_is_compacted_after_a_kill_ends_the_same(
     assert min(segments(out)) > 1 and replayed(out)["from_step"] > 0
 
 
+@pytest.mark.long
 def test_a_lost_segment_is_told(compacted: tuple[Path, dict[str, Any]]) -> None:
     out = compacted[0]
     lost = out / "journal" / f"{min(segments(out)):06d}.log"

@@ -54,6 +54,7 @@ def test_an_adapter_teaches_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     assert replayed(out)["match"]
 
 
+@pytest.mark.long
 def test_a_teacher_that_is_told_the_solution(tmp_path: Path) -> None:
     out = tmp_path / "told"
     keys = KEYS | {"run.steps": 3, "teacher.prompt": "#### {answer}", "tasks.max_prompt_tokens": 200}
@@ -70,6 +71,7 @@ def test_a_refused_update_is_repeated_with_its_teacher(tmp_path: Path) -> None:
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["reproduced"], done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_refused_update_with_tools_is_repeated_with_its_teacher(tmp_path: Path) -> None:
     out = tmp_path / "run"
     keys = KEYS | {"teacher.prompt": "#### {answer}", "guard.grad_norm_limit": 1e-9, "tasks.max_prompt_tokens": 400}
@@ -78,6 +80,7 @@ def test_a_refused_update_with_tools_is_repeated_with_its_teacher(tmp_path: Path
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["reproduced"], done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(KEYS | {"teacher.prompt": "{hint}"}))
     refused(done, "teacher.prompt", "{hint}")
@@ -118,6 +121,7 @@ def test_a_teacher_elsewhere_is_waited_for_and_recorded(tmp_path: Path) -> None:
     assert replayed(out)["match"], "without the teacher"
 
 
+@pytest.mark.long
 def test_a_teacher_that_stays_away_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     keys = REMOTE | {"teacher.url": f"http://127.0.0.1:{free_port()}/v1", "teacher.patience_s": 0.5}
     refused(launch("run", "embedded", "--out", tmp_path / "run", *sets(keys)), "has not replied", "nothing is lost")

@@ -77,6 +77,7 @@ def test_a_run_is_killed_resumed_and_replayed(files: Path) -> None:
     assert replayed(out)["match"]
 
 
+@pytest.mark.long
 def test_a_template_that_rewrites_turns_is_refused(files: Path) -> None:
     (files / "model" / "chat_template.jinja").write_text(FORGETFUL)
     done = launch("run", *words(files))

@@ -63,6 +63,7 @@ def test_evaluations_leave_the_adapter_alone_also_after_a_kill(tmp_path: Path) -
     assert "| greedy |" in (out / "eval" / "step-000004.md").read_text()
 
 
+@pytest.mark.long
 def test_the_test_set_is_read_by_eval_when_it_is_asked_for_and_never_by_a_run(tmp_path: Path) -> None:
     data, out = tmp_path / "sums", tmp_path / "run"
     data.mkdir()

@@ -30,6 +30,7 @@ def recorded(out: Path) -> list[object]:
     return [plain(msgspec.structs.replace(read(one), timings=timings())) for one in packed]
 
 
+@pytest.mark.long
 def test_a_run_that_is_evaluated_beside_is_the_same_run(tmp_path: Path) -> None:
     own, out = tmp_path / "own", tmp_path / "beside"
     assert launch("run", "embedded", "--out", own, *sets(EVALUATED)).returncode == 0

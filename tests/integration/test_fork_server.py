@@ -126,6 +126,7 @@ def test_a_signal_reaches_a_process_that_was_not_born_yet(fork_server: ForkServe
     assert ended(child) == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_without_the_fork_server_there_is_nothing(plan: Topology) -> None:
     starter = starter_of(plan)
     child = start(starter, plan.actors[0])
@@ -138,6 +139,7 @@ def test_without_the_fork_server_there_is_nothing(plan: Topology) -> None:
     starter.close()
 
 
+@pytest.mark.long
 def test_closing_ends_what_is_left(plan: Topology) -> None:
     starter = starter_of(plan)
     pid = born(start(starter, plan.actors[0]))
@@ -204,6 +206,7 @@ def preloaded(run: Path, base: str) -> str:
     ).stdout
 
 
+@pytest.mark.long
 def test_the_tokenizer_is_in_memory_once_the_base_is_there(plan: Topology, tmp_path: Path) -> None:
     made = cached_base(load_config("embedded", []).model).folder
     assert preloaded(plan.run_dir, str(made)) == "1\n1\n"
@@ -211,7 +214,10 @@ def test_the_tokenizer_is_in_memory_once_the_base_is_there(plan: Topology, tmp_p
     assert preloaded(make_run(tmp_path / "run", elsewhere).path, "") == "0\n"
 
 
-@pytest.mark.parametrize("damaged", ["config.json", "tokenizer.json", "a link", "no run"])
+@pytest.mark.parametrize(
+    "damaged",
+    ["config.json", *(pytest.param(more, marks=pytest.mark.long) for more in ("tokenizer.json", "a link", "no run"))],
+)
 def test_what_is_wrong_with_a_run_is_for_its_processes_to_say(tmp_path: Path, damaged: str) -> None:
     model = shutil.copytree(EMBEDDED_DIR, tmp_path / "model")
     config = load_config("embedded", [f"model.path={model}", f"model.cache_dir={tmp_path / 'cache'}"])

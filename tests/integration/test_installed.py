@@ -74,6 +74,7 @@ def test_a_run_starts_from_any_folder(installed: Installed) -> None:
     assert "tandem generate runs/first --prompt" in said, "the next commands are ones that work here"
 
 
+@pytest.mark.long
 def test_presets_and_plans_are_inside(installed: Installed) -> None:
     assert "phase" in installed.tandem("plan", "qwen3b_8gb", "--gpu-gb", "8")
     refused = installed.run("run", "no-such-preset")

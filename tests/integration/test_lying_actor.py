@@ -42,11 +42,12 @@ def honest(config: Config) -> Iterator[Rollout]:
         yield actor.rollout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         (false_rewards, "and the learner's verifier finds"),
-        pytest.param(false_logprobs, "the log-probs of group", marks=pytest.mark.long),
+        (false_logprobs, "the log-probs of group"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -30,6 +30,7 @@ def outputs(notebook: Any, cell_id: str) -> str:
     return "".join(shown)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")

@@ -172,6 +172,7 @@ def test_a_step_of_several_updates_shows_all_its_samples(run_path: Path, capsys:
     assert all(f"train/000002/{slot:04}[0]" in out for slot in (0, 1))
 
 
+@pytest.mark.long
 def test_without_the_batch_every_life_of_the_run_ends_in_the_same_bits(run_path: Path, tmp_path: Path) -> None:
     config = config_with("guard.on_fault=skip")
     whole = Start(run_path, config).train()
@@ -226,6 +227,7 @@ def guard_with(config: Config, limit: float) -> Any:
     return msgspec.structs.replace(config.guard, grad_norm_limit=limit)
 
 
+@pytest.mark.long
 def test_nothing_but_faults_ends_the_run(run_path: Path) -> None:
     start = Start(run_path, config_with("guard.on_fault=skip", "guard.skips_in_a_row=2"), always=True)
     with pytest.raises(TrainingStopped, match=r"Step 3: .*one more in a row than guard\.skips_in_a_row = 2"):

@@ -32,7 +32,13 @@ def foreign_key(folder: Path, learner_public: str | None) -> Path:
     return file
 
 
-@pytest.mark.parametrize("bent", [False, True], ids=["key of another run", "key that is not allowed"])
+@pytest.mark.parametrize(
+    "bent",
+    [
+        pytest.param(False, id="key of another run", marks=pytest.mark.long),
+        pytest.param(True, id="key that is not allowed"),
+    ],
+)
 def test_a_wrong_key_ends_the_actor_with_a_sentence_and_not_the_run(tmp_path: Path, bent: bool) -> None:
     config = tmp_path / "config.json"
     # A connection that ends without a reason is blamed on the key after silence_s: a forwarder may do the same.

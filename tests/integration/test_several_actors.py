@@ -43,6 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return summary(out)["adapter_sha256"]
 
 
+@pytest.mark.long
 def test_two_actors_a_trace_and_a_resume_with_three(tmp_path: Path, alone: str) -> None:
     out = tmp_path / "run"
     first = launch("run", "embedded", "--actors", "2", "--trace", "--out", out, *sets(ORDERS | {"run.steps": 2}))
@@ -83,6 +84,7 @@ def test_one_of_three_actors_killed_in_mid_run_changes_nothing(tmp_path: Path, a
     assert replayed(out)["match"] is True
 
 
+@pytest.mark.long
 def test_an_invited_actor_is_all_that_a_learner_needs(tmp_path: Path, alone: str) -> None:
     out = tmp_path / "run"
     # `invite` refuses a loopback address, which a second machine could not use; here it is this one.

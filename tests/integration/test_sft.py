@@ -73,22 +73,32 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert summary(out)["eval"].keys() == {"base", "final"}
 
 
-def test_chats_without_an_actor_then_a_run_from_the_result(tmp_path: Path) -> None:
-    out = tmp_path / "warm"
-    learned(out, **{"sft.source": str(chats(tmp_path)), "tasks.source": "embedded"})
-    assert not (out / "logs" / "actor0.log").exists() and not list((out / "keys" / "allowed").glob("*"))
-    assert replayed(out)["match"]
-    sampled = [json.loads(line)["samples"] for line in (out / "rollouts.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warm start from chats."""
+    folder = tmp_path_factory.mktemp("chats")
+    learned(folder / "warm", **{"sft.source": str(chats(folder)), "tasks.source": "embedded"})
+    return folder / "warm"
+
+
+def test_chats_without_an_actor(warm: Path) -> None:
+    assert not (warm / "logs" / "actor0.log").exists() and not list((warm / "keys" / "allowed").glob("*"))
+    assert replayed(warm)["match"]
+    sampled = [json.loads(line)["samples"] for line in (warm / "rollouts.jsonl").read_text().splitlines()]
     texts = {sample["text"] for samples in sampled for sample in samples}
     assert texts <= {m["content"] for row in CHATS for m in row["messages"] if m["role"] == "assistant"} and texts
     told = [(sample["gap"], set(sample["logprob"])) for samples in sampled for sample in samples]
     assert told == [(None, {None})] * len(told), "no actor wrote them"
     assert all(len(sample["written"]) == len(sample["ids"]) for samples in sampled for sample in samples)
     assert all(one is not None and one <= 0.0 for one in sampled[0][0]["written"])
-    assert launch("generate", out, "--prompt", "Are you sure?").returncode == 0
-    assert launch("eval", out, "--problems", "4").returncode == 0
-    assert launch("export", out, "--out", tmp_path / "exported").returncode == 0
-    keys = SMALL | {"run.steps": 2, "lora.start_from": str(out)}
+
+
+@pytest.mark.long
+def test_its_result_is_used_as_that_of_a_run_is(warm: Path, tmp_path: Path) -> None:
+    assert launch("generate", warm, "--prompt", "Are you sure?").returncode == 0
+    assert launch("eval", warm, "--problems", "4").returncode == 0
+    assert launch("export", warm, "--out", tmp_path / "exported").returncode == 0
+    keys = SMALL | {"run.steps": 2, "lora.start_from": str(warm)}
     assert launch("run", "embedded", "--out", tmp_path / "run", *sets(keys)).returncode == 0
     assert replayed(tmp_path / "run")["match"]
 
@@ -103,6 +113,7 @@ def test_a_warm_start_goes_on_from_an_adapter_and_further(tmp_path: Path) -> Non
     assert replayed(second)["match"] and summary(second)["steps"] == 5
 
 
+@pytest.mark.long
 def test_a_refused_update_is_set_aside_as_in_a_run(tmp_path: Path) -> None:
     out = tmp_path / "warm"
     keys = QUICK | {"guard.grad_norm_limit": 1e-9, "guard.on_fault": "stop"}
@@ -118,7 +129,12 @@ def test_a_refused_update_is_set_aside_as_in_a_run(tmp_path: Path) -> None:
     [
         ("run", {"loss.kind": "sft"}, ("python -m launch sft", "loss.kind")),
         ("sft", {"sft.source": "missing.jsonl"}, ("missing.jsonl", "does not exist")),
-        ("sft", {"rollout.max_new_tokens": 1}, ("rollout.max_new_tokens = 1", "no answer to learn")),
+        pytest.param(
+            "sft",
+            {"rollout.max_new_tokens": 1},
+            ("rollout.max_new_tokens = 1", "no answer to learn"),
+            marks=pytest.mark.long,
+        ),
         ("sft", {"sft.solutions": "x"}, ("sft.solutions", "sft.solution")),
     ],
 )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from actor.engines.engine import Engine
 from actor.wiring import build_engine
@@ -75,6 +76,7 @@ def start(code: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_it_samples_the_same_and_ends_when_the_owner_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "lease"
     folder.mkdir()

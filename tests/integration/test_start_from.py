@@ -31,6 +31,7 @@ def second(out: Path, start_from: Path, **given: Any) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_another_after_that_is_gone(first: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "second"
     shutil.copytree(first, source)

@@ -116,7 +116,7 @@ def test_sigterm_to_every_process_of_a_run(out: Path, expected: str) -> None:
     check_resumed(out, STEPS, expected)
 
 
-@pytest.mark.parametrize("who", ["launcher", "learner"])
+@pytest.mark.parametrize("who", [pytest.param("launcher", marks=pytest.mark.long), "learner"])
 def test_sigterm_to_one_process(out: Path, who: str) -> None:
     launcher = begun(out, ENDLESS)
     pid = launcher.pid if who == "launcher" else processes_of(out, "learner")[0]
@@ -148,6 +148,7 @@ def test_the_processes_of_two_containers_stopped_one_after_the_other(out: Path, 
     check_resumed(out, STEPS, expected)
 
 
+@pytest.mark.long
 def test_a_learner_that_nobody_has_joined_can_be_stopped(out: Path) -> None:
     assert launch("run", "embedded", "--prepare", "--out", out, *sets(FEW)).returncode == 0
     log = out / "learner.txt"
@@ -176,6 +177,7 @@ sys.exit(start(["--run", sys.argv[1]]))
 """
 
 
+@pytest.mark.long
 def test_a_learner_that_is_asked_to_stop_while_it_loads_begins_no_step(out: Path) -> None:
     """In a warm start, since its orders are filled without an actor."""
     assert launch("sft", "embedded", "--prepare", "--out", out, *sets(FEW)).returncode == 0
@@ -185,6 +187,7 @@ def test_a_learner_that_is_asked_to_stop_while_it_loads_begins_no_step(out: Path
     assert (summary(out)["status"], summary(out)["steps"], num_rows(out)) == ("stopped", 0, 0)
 
 
+@pytest.mark.long
 def test_an_evaluation_that_was_given_up_is_made_by_the_next_start(out: Path) -> None:
     """The first and the last; test_dispatch.py has one between two steps."""
     words = ["run", "embedded", "--out", out, *sets(FEW | {"run.steps": 1, "eval.problems": 64})]
@@ -211,6 +214,7 @@ def wait_until_logged(out: Path, launcher: "subprocess.Popen[str]", *sentences: 
     wait_until(lambda: all_there() or launcher.poll() is not None, " and ".join(sentences))
 
 
+@pytest.mark.long
 def test_a_run_in_the_background_of_an_interactive_shell(out: Path) -> None:
     master, slave = pty.openpty()
     terminal = os.ttyname(slave)
@@ -251,6 +255,7 @@ def test_a_reader_that_has_seen_enough(out: Path) -> None:
     check_stopped(out)
 
 
+@pytest.mark.long
 def test_a_stopped_fork_server_does_not_keep_the_launcher(out: Path) -> None:
     launcher = begun(out, ENDLESS)
     fork_server_of(launcher).suspend()
@@ -259,6 +264,7 @@ def test_a_stopped_fork_server_does_not_keep_the_launcher(out: Path) -> None:
     check_stopped(out)
 
 
+@pytest.mark.long
 def test_a_fork_server_cannot_be_asked_to_end(out: Path) -> None:
     launcher = begun(out, ENDLESS)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

@@ -50,6 +50,7 @@ def test_what_fixes_the_last_bit_is_recorded_in_the_run(undisturbed: tuple[Path,
     assert in_force["environment"]["MKL_CBWR"] == "AUTO,STRICT"
 
 
+@pytest.mark.long
 def test_another_seed_gives_another_adapter(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
     assert train(tmp_path / "other", run__seed=1)["adapter_sha256"] != undisturbed[1]["adapter_sha256"]
 
@@ -67,6 +68,7 @@ def assert_ended_as(undisturbed: tuple[Path, Any], out: Path) -> None:
     assert replayed(out)["match"] is True
 
 
+@pytest.mark.long
 def test_an_actor_killed_in_mid_step_is_replaced_and_changes_nothing(
     tmp_path: Path, undisturbed: tuple[Path, Any]
 ) -> None:
@@ -79,6 +81,7 @@ def test_an_actor_killed_in_mid_step_is_replaced_and_changes_nothing(
     assert_ended_as(undisturbed, out)
 
 
+@pytest.mark.long
 def test_a_learner_killed_in_mid_step_goes_on_where_its_journal_ends(
     tmp_path: Path, undisturbed: tuple[Path, Any]
 ) -> None:
@@ -131,6 +134,7 @@ def test_the_first_interrupt_finishes_the_step_and_resume_goes_on(
     assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
 
 
+@pytest.mark.long
 def test_a_second_interrupt_stops_at_once_and_loses_nothing(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
     out = tmp_path / "run"
     launcher = start("run", "embedded", "--out", out, *sets(SMALL))
@@ -146,6 +150,7 @@ def test_a_second_interrupt_stops_at_once_and_loses_nothing(tmp_path: Path, undi
     assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
 
 
+@pytest.mark.long
 def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
     out = tmp_path / "run"
     launcher = start("run", "embedded", "--out", out, *sets(SMALL))
@@ -156,6 +161,7 @@ def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
     assert launch("resume", out).returncode == 0
 
 
+@pytest.mark.long
 def test_resume_trains_a_finished_run_further(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
     out = tmp_path / "run"
     shutil.copytree(undisturbed[0], out)
@@ -165,7 +171,8 @@ def test_resume_trains_a_finished_run_further(tmp_path: Path, undisturbed: tuple
     assert replayed(out)["match"] is True
 
 
-@pytest.mark.parametrize("disturb", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("disturb", [True, False])
 def test_a_lag_is_as_repeatable_as_strict_turns(tmp_path: Path, disturb: bool) -> None:
     lagging = {"pipeline__max_lag": 2, "rollout__groups_per_order": 2, "rollout__replacement_rounds": 1}
     expected = train(tmp_path / "a", **lagging)["adapter_sha256"]

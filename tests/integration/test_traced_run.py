@@ -28,6 +28,7 @@ def phases(out: Path) -> dict[str, list[tuple[int, list[str]]]]:
     return found
 
 
+@pytest.mark.long
 def test_every_start_of_every_process_has_its_phases(tmp_path: Path) -> None:
     out = tmp_path / "run"
     # A thread more than there are cores, so that the processes need the lease.

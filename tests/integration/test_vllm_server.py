@@ -58,6 +58,7 @@ def keys(servers: Servers, **more: Any) -> list[str]:
     return sets(SMALL | chosen | more)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_when_its_server_is_killed_and_started_again(servers: Servers, tmp_path: Any) -> None:
     out = tmp_path / "run"
     adapters = tmp_path / "adapters"

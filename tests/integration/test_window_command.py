@@ -71,7 +71,14 @@ def test_ctrl_c_ends_the_page_and_says_that_no_run_ends(started: Started) -> Non
 
 
 @pytest.mark.parametrize("started", [["--control"]], indirect=True)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 def test_an_evaluation_ends_with_its_page_however_it_ends_and_a_run_goes_on(started: Started, number: int) -> None:
     process, line = started
     address = urlsplit(line)

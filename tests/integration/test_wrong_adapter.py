@@ -24,10 +24,10 @@ def run(fault: str, *more: str) -> list[StepMetrics]:
     return run_here(config, Planted(name=fault, version=version) if fault else None).rows
 
 
-in_both_types = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+in_both_types = pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("fp32", 1e-4), ("bf16", 0.1)])
+@pytest.mark.parametrize(("dtype", "most"), [("fp32", 1e-4), pytest.param("bf16", 0.1, marks=pytest.mark.long)])
 def test_the_right_adapter_agrees_to_rounding(dtype: str, most: float) -> None:
     found = [row.mismatch_p99 for row in run("", f"compute.dtype={dtype}")]
     # A step in which no group teaches has none.
@@ -35,7 +35,7 @@ def test_the_right_adapter_agrees_to_rounding(dtype: str, most: float) -> None:
     assert len(judged) >= 3 and max(judged) <= most
 
 
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
+@in_both_types
 @pytest.mark.parametrize(
     ("fault", "step", "cause"),
     [

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -16,12 +17,14 @@ from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
-from launch.plan.machine import LayerTimes, OtherTimes, Rates, Speed
+from launch.plan.machine import LayerTimes, OtherTimes, Rates, Speed, machine_speed
+from launch.plan.memory import Dtype
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain
 from shared.process.free_memory import Cgroup, Memory
+from shared.process.processor import cores_here
 
 Change = Callable[[Machine], Machine]
 GIB = 2**30
@@ -85,6 +88,15 @@ RATES = Rates(
 )
 SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, byte=1e-10)
 """Made-up times of a machine."""
+
+
+def assume_speed(cache: Path) -> None:
+    """Runs in this cache folder plan with the made-up times. To measure takes half a minute beside other tests, and a
+    measurement that was made beside them does not hold for long."""
+    for threads, dtype in product({1, 2, cores_here()}, get_args(Dtype)):
+        machine_speed(cache, threads, "fast", dtype, measure=lambda *_: SPEED, is_busy=lambda: False)
+
+
 CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", processes=())
 TORCH_CUDA = TorchBuild(
     version="2.13.0+cu130",

@@ -34,6 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return random_model("tiny", tmp_path_factory.mktemp("random"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", PUBLISHED)
 def test_a_shape_has_the_published_number_of_parameters(shape: str, tmp_path: Path) -> None:
     write_source(SHAPES[shape], tmp_path)

@@ -21,6 +21,7 @@ def test_it_trains_as_far_apart_as_bf16_is_from_fp32(tmp_path: Path) -> None:
     assert replayed(tmp_path / "run")["match"] is True
 
 
+@pytest.mark.long
 def test_with_the_bound_of_fp32_it_is_refused_and_the_likely_cause_named(tmp_path: Path) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(CODES | {"loss.max_mismatch": 1e-3}))
     said = done.stdout + done.stderr

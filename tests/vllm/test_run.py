@@ -41,6 +41,7 @@ def test_a_replay_gives_the_same_adapter(undisturbed: tuple[Path, dict[str, Any]
     assert replayed(undisturbed[0])["match"] is True
 
 
+@pytest.mark.long
 def test_an_actor_killed_with_vllm_inside_is_replaced_and_changes_nothing(
     tmp_path: Path, undisturbed: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -63,6 +64,7 @@ def test_an_actor_killed_with_vllm_inside_is_replaced_and_changes_nothing(
     assert replayed(out)["match"] is True
 
 
+@pytest.mark.long
 def test_generate_and_eval_use_the_engine_of_the_run(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     done = launch("generate", undisturbed[0], "--prompt", "Tom has 6 coins. He finds 4. How many coins now?")
     assert done.returncode == 0, done.stderr

@@ -149,6 +149,7 @@ def test_a_rank_that_the_server_has_no_room_for(server: VLLMProcess, tmp_path: P
         build_engine(load_config("embedded", sets(keys)[1::2]))
 
 
+@pytest.mark.long
 def test_a_run_whose_server_is_killed_and_started_again(server: VLLMProcess, tmp_path: Path) -> None:
     """Nothing is lost: each step once, on policy within rounding, and the replay gives the same adapter."""
     out = tmp_path / "run"
@@ -167,6 +168,7 @@ def test_a_run_whose_server_is_killed_and_started_again(server: VLLMProcess, tmp
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
+@pytest.mark.long
 def test_an_actor_that_is_killed_loads_its_adapter_under_another_name(server: VLLMProcess, tmp_path: Path) -> None:
     out = tmp_path / "run"
     keys = {"actor.engine": "vllm_server", "server.urls": [server.url], "run.steps": 4}

@@ -288,6 +288,7 @@ def failing(file: Path) -> Iterator[EnvironmentPool]:
         yield pool
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("at", "how"), [*FAULTS, ("second", "spin"), ("end", "type")])
 def test_a_fault_costs_its_own_rollout_alone(failing: EnvironmentPool, at: str, how: str) -> None:
     """Between two that go on."""

@@ -34,6 +34,7 @@ print(grown, seen[0])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("freed", [4 * KEPT_WHILE_DECODING, KEPT_WHILE_DECODING // 4], ids=["much", "little"])
 def test_what_is_free_before_the_first_token_is_returned_if_it_is_much(checkpoint: Path, freed: int) -> None:
     argv = [sys.executable, "-c", DECODES, str(checkpoint), str(freed)]

@@ -63,6 +63,7 @@ def conversations(engine: HFEngine, count: int = 3) -> list[list[Conversation]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "width"), [("dynamic", 0), ("dynamic", 5), ("fixed", 0), ("fixed", 5)])
 def test_every_turn_has_the_numbers_of_the_whole_conversation(policy: Policy, kind: str, width: int) -> None:
     found = conversations(engine_of(policy, kind, width))

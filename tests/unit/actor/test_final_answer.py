@@ -86,6 +86,7 @@ def test_the_final_answer_in_order_of_trust(text: str, answers: list[str]) -> No
     assert final_answers(text) == answers
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "text",

@@ -65,6 +65,7 @@ def both(policy: Policy, config: ActorConfig) -> tuple[list[Completion], list[Co
     return ours, decoded(engine)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("targets", ADAPTED, ids=["some linears", "all linears"])
 @pytest.mark.parametrize("fold", ["always", "never"])
 @pytest.mark.parametrize("name", OURS)

@@ -113,6 +113,7 @@ def test_the_table_of_spellings() -> None:
     assert len(set(TABLE)) == len(TABLE) >= 900 and wrong >= 250
 
 
+@pytest.mark.long
 def test_no_answer_of_the_table_is_right_for_another_gold_answer() -> None:
     """Each right answer against the gold answers of rows that are not the same answer themselves."""
     right = [(gold, text) for gold, text, is_right in TABLE if is_right]
@@ -127,6 +128,7 @@ def test_no_answer_of_the_table_is_right_for_another_gold_answer() -> None:
     assert [pair for pair in strangers if is_correct(*pair)] == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "filler",

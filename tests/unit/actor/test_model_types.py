@@ -93,6 +93,7 @@ def compare(pair: Pair, ids: torch.Tensor, hidden: torch.Tensor, rows: list[tupl
         assert (mine - exact).abs().max() <= 1e-4 * exact.abs().max(), name
 
 
+@pytest.mark.one_in(3)
 def test_whole_rows_and_their_gradient_are_those_of_the_class(pair: Pair) -> None:
     ids = drawn(3, 21)
     hidden = hidden_of(pair.policy, ids)[:, :-1].flatten(0, 1)
@@ -117,6 +118,7 @@ def test_shared_prompts_and_their_gradient_are_those_of_the_class(pair: Pair, re
     compare(pair, torch.nn.utils.rnn.pad_sequence(whole, batch_first=True), rows.flatten(0, 1), places)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [0, 4])
 @torch.no_grad()
 def test_decoded_completions_have_the_classs_log_probs(pair: Pair, width: int) -> None:

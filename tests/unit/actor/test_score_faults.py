@@ -161,6 +161,7 @@ def test_all_faults_in_one_batch(pool: ScorePool) -> None:
     assert [verdict.outcome for verdict in verdicts] == [outcome for outcome, _ in EXPECTED.values()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_a_call_leaves_behind_does_not_reach_the_next(pool: ScorePool, name: str) -> None:
     assert around(pool, name)[0].outcome is Outcome.CORRECT

@@ -151,6 +151,7 @@ def actor_by_hand(model: Model, work: CardWork) -> dict[str, float]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_phase_of_both_processes_is_what_it_is_by_hand(name: str, lengths: tuple[int, int]) -> None:
@@ -190,6 +191,7 @@ def test_activations_that_are_kept_are_those_of_every_layer() -> None:
     assert forward.items["activations"] == pytest.approx(model.layers * layer, rel=0.05)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["0.5B", "R1-Distill"])
 def test_two_numbers_of_layers_tell_what_all_of_them_take(name: str) -> None:
     """The choice of sizes rests on it; the plan that is shown has run them all."""

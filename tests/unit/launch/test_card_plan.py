@@ -321,6 +321,7 @@ def test_vllm_gives_back_the_least_that_makes_room() -> None:
 # --- models of all kinds
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_every_architecture_that_is_supported_has_a_plan(name: str) -> None:
     """Also those whose layers go through transformers' modules."""

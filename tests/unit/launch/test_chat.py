@@ -310,6 +310,7 @@ def test_a_file_that_has_no_prompts_to_read_is_refused(tmp_path: Path, content: 
     assert str(caught.value) == f"--in got {file}, {words}"
 
 
+@pytest.mark.long
 def test_a_chat_shows_the_tools_of_the_run() -> None:
     (base,) = open_conversations(load_config("calculator"), None)
     shown = base.prompter.as_the_model_sees(base.prompt_ids("What is 3 + 4?", GREEDY))

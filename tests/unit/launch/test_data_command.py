@@ -70,6 +70,7 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.long
 def test_the_command_prints_it_for_a_preset() -> None:
     done = launch("embedded", "--set", "tasks.limit=20", "--examples", "1")
     assert done.returncode == 0, done.stderr

@@ -91,6 +91,7 @@ def use(name: str, **arguments: object) -> Use:
     return Use(calls=[ToolCall(name=name, arguments=arguments)])
 
 
+@pytest.mark.long
 @needs_mcp
 @pytest.mark.timeout(600)
 def test_the_tools_of_an_mcp_server_are_described_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

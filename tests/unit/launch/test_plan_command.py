@@ -33,6 +33,8 @@ MOST = {
     "qwen7b_8gb": 8 * GIB,
 }
 """Of both processes together, in every phase."""
+QUICK = ("gsm8k_8gb", "qwen7b_8gb")
+"""The others are long."""
 
 
 def plan_of(preset: str, *overrides: str) -> CardPlan:
@@ -53,7 +55,9 @@ def row_of(preset: str, plan: CardPlan) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", MOST)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(preset, marks=[] if preset in QUICK else pytest.mark.long) for preset in MOST]
+)
 def test_a_preset_for_8_gib_fits_there_as_it_is_written(preset: str) -> None:
     plan = plan_of(preset)
     assert plan.fits and plan.peak_bytes <= MOST[preset]

@@ -42,6 +42,7 @@ def test_the_presets_are_those_of_the_readme() -> None:
     assert [name for name in PRESETS if f"launch/presets/{name}.toml" not in readme] == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_planned_with_what_it_names(name: str) -> None:
     config = load_config(name)

@@ -221,6 +221,7 @@ def first(run: RunDir) -> RunVerdict:
     return told(run)[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*TRAINED, *WRITTEN])
 def test_a_planted_fault_is_the_first_verdict(name: str, run_path: Path) -> None:
     expected, make = (TRAINED | WRITTEN)[name]
@@ -250,6 +251,7 @@ SLOW = {"gsm8k", "math", "seed 2"}
 REAL_RUNS = [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in REAL]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REAL_RUNS)
 def test_nothing_is_found_in_a_short_run_of_a_preset(name: str, run_path: Path) -> None:
     found = told(REAL[name](run_path))

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CUTS = """
 from learner.update.forward_pass import trimming_between
 from shared.process.free_memory import own_bytes
@@ -23,5 +25,6 @@ print(done, own_bytes() < left - 50_000_000)
 """
 
 
+@pytest.mark.long
 def test_a_micro_batch_leaves_little_to_the_next() -> None:
     assert subprocess.run([sys.executable, "-c", CUTS], capture_output=True, text=True).stdout == "[2000, 3000] True\n"

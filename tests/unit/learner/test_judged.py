@@ -1,6 +1,9 @@
 """A group is judged once: what it came to is worked out in one place, and everything else reads the record."""
 
 import ast
+from collections import defaultdict
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -27,19 +30,20 @@ JUDGING = {
 """Function or class -> the files that may call it."""
 
 
-def callers(name: str) -> set[str]:
-    found: set[str] = set()
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-                    found.add(path.relative_to(ROOT).as_posix())
+@cache
+def callers() -> dict[str, set[str]]:
+    """The files in which each name is called."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in chain.from_iterable((ROOT / package).rglob("*.py") for package in PACKAGES):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found[node.func.id].add(path.relative_to(ROOT).as_posix())
     return found
 
 
 @pytest.mark.parametrize("name", JUDGING)
 def test_what_judges_a_group_is_called_from_one_place(name: str) -> None:
-    assert callers(name) == set(JUDGING[name].split())
+    assert callers()[name] == set(JUDGING[name].split())
 
 
 def test_a_group_and_all_that_follows_from_it() -> None:

@@ -177,6 +177,7 @@ def ends_of_two(checkpoint: Path, kind: Kind, at: int = 1, config: Config = CONF
     return on_ranks(2, end)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "at", "config"),
     [

@@ -103,7 +103,7 @@ def test_halving_wins_every_game(secret: int) -> None:
     assert game.get_reward() == 1.0
 
 
-@pytest.mark.parametrize("preset", ["calculator", "guessing_game"])
+@pytest.mark.parametrize("preset", ["calculator", pytest.param("guessing_game", marks=pytest.mark.long)])
 def test_a_conversation_of_the_corpus_is_token_by_token_one_of_a_run(preset: str) -> None:
     """What the template, the tools' descriptions and the parts of a conversation make of the same words."""
     config = load_config(preset)
@@ -140,6 +140,7 @@ def test_the_corpus_is_right_sometimes_and_wrong_sometimes() -> None:
     assert all(said.weight == (1.0 if said.text.endswith("<|im_end|>") else said.weight) for said in talks[0])
 
 
+@pytest.mark.long
 def test_the_tools_are_described_from_the_example_file() -> None:
     config = load_config("calculator").environment
     (tool,) = json.loads(describe_in_process(config, scores=False))

@@ -236,6 +236,7 @@ def test_nf4_values_are_what_the_policy_will_have(policy: Qwen2ForCausalLM) -> N
         assert len(row.unique()) <= 16
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # seconds on idle cores, minutes on busy ones
 def test_base_is_right_about_every_other_time() -> None:

@@ -246,6 +246,7 @@ second.wait()
 """
 
 
+@pytest.mark.long
 def test_processes_that_are_started_meanwhile_have_all_cores() -> None:
     assert printed_by(CHILDREN) == "True True\n"
 
@@ -271,6 +272,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.long
 def test_gathered_threads_compute_the_same_bits() -> None:
     environment = os.environ | cpu_environment(len(CORES), "fast")
     assert printed_by(BITS, "spread", environment) == printed_by(BITS, "gathered", environment)

@@ -218,6 +218,7 @@ def hub_with(folder: Path) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+@pytest.mark.long
 def test_the_second_copy_of_the_weights_is_not_fetched(twice: Path, tmp_path: Path) -> None:
     server = LocalServer(("127.0.0.1", 0), hub_with(twice))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -277,6 +278,7 @@ class RefusingHub(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("offline", "remedies"), [("0", ONLINE), ("1", OFFLINE)])
 def test_a_hub_that_refuses_is_one_sentence(offline: str, remedies: dict[str, str], tmp_path: Path) -> None:
     server = LocalServer(("127.0.0.1", 0), RefusingHub)
@@ -308,6 +310,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.long
 def test_a_cache_that_takes_no_more_is_one_sentence_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(checkpoint), str(tmp_path / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -60,7 +60,7 @@ def test_the_environment_fixes_threads_and_kernels() -> None:
     assert not any(name.startswith("HF_") for name in fast)
 
 
-@pytest.mark.parametrize(("threads", "blas"), [(1, "fast"), (2, "portable")])
+@pytest.mark.parametrize(("threads", "blas"), [pytest.param(1, "fast", marks=pytest.mark.long), (2, "portable")])
 def test_pin_torch_puts_it_in_force_and_record_says_so(threads: int, blas: Literal["fast", "portable"]) -> None:
     found: dict[str, Any] = json.loads(in_process(REPORT, threads, blas))
     assert found["threads"] == threads

@@ -109,6 +109,7 @@ def trained(source: Path) -> tuple[str, Kept]:
     return one_start(config_for(source), source.parent)
 
 
+@pytest.mark.one_in(2)
 def test_a_run_learns_the_same_whether_resumed_or_not(source: Path, trained: tuple[str, Kept], tmp_path: Path) -> None:
     config = config_for(source)
     digest, kept = trained
@@ -121,6 +122,7 @@ def test_a_run_learns_the_same_whether_resumed_or_not(source: Path, trained: tup
     assert max(row.mismatch_p99 for row in updated) < 1e-4
 
 
+@pytest.mark.one_in(2)
 def test_recomputed_activations_change_nothing_but_rounding(source: Path, tmp_path: Path) -> None:
     plain = moments_after_two_steps(config_for(source), tmp_path)
     again = moments_after_two_steps(config_for(source, batch={"recompute": "always"}), tmp_path)
@@ -159,6 +161,7 @@ def chosen(logits: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits.float(), -1)[:, :-1].gather(2, IDS[:, 1:, None]).squeeze(2)
 
 
+@pytest.mark.one_in(2)
 def test_merged_loads_in_transformers_with_the_policys_numbers(
     source: Path, trained: tuple[str, Kept], run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +182,7 @@ def test_merged_loads_in_transformers_with_the_policys_numbers(
 
 
 # PEFT asks transformers for a property that transformers has renamed.
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_peft_loads_the_adapter_with_the_policys_numbers(
     source: Path, trained: tuple[str, Kept], run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

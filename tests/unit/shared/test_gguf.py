@@ -172,6 +172,7 @@ def test_another_kind_of_file_and_none_are_refused(tmp_path: Path) -> None:
         base_of(path)
 
 
+@pytest.mark.long
 def test_without_the_package_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, "qwen2")

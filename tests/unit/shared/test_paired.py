@@ -109,7 +109,7 @@ def test_the_verdict_on_zero_one_outcomes_is_the_sign_tests() -> None:
             assert found.low <= found.mean <= found.high and found.p == sign_test(up, down)
 
 
-@pytest.mark.parametrize("draws", [1, 2, 4])
+@pytest.mark.parametrize("draws", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 def test_equal_policies_are_told_apart_no_more_often_than_the_level_says(draws: int) -> None:
     """Both right with the same chance on each task; most tasks are easy, so that few differ."""
     rng = np.random.default_rng(draws)

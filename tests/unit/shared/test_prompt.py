@@ -101,6 +101,7 @@ def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, sa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_template_without_end_is_given_up(tmp_path: Path) -> None:
     loops = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(4)) + "{% endfor %}" * 4
     prompter = replace(load_prompter(model_with(tmp_path / "model", loops)), limit_s=0.2)

@@ -73,6 +73,7 @@ def policy_of(folder: Path, family: Any, dtype: torch.dtype, **options: Any) -> 
     return policy
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("counts", [COUNTS, UNEVEN, MIXED, ALMOST_EMPTY])
 @pytest.mark.parametrize("options", [{}, {"lora": LoraConfig(rank=3, targets=("k_proj", "up_proj"))}])
 @pytest.mark.parametrize("dequantize", ["once", "each_call"])
