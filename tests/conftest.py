@@ -20,8 +20,8 @@ if not Path("/dev/nvidiactl").exists():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with `one_in(n)`, one case in n stays in tests/run.sh; the others are long. They are chosen along a
-    diagonal, so that every value of a second parameter has its turn."""
+    """Of a test with `one_in(n)`, one case in n stays in tests/run.sh; the others are long. Every n-th case might have
+    the same value of a second parameter, so the place moves on by one after n cases."""
     seen: Counter[str] = Counter()
     for item in items:
         if mark := item.get_closest_marker("one_in"):
@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Quantised bases of a test run go to a folder of its own; child processes inherit it. With tests/run.sh all its
-    stages and workers share one: otherwise each would quantise the same bases anew."""
+    stages and workers share one: otherwise each would quantise the same bases anew. The speed of the machine that runs
+    find there is made up."""
     from tests.support.machines import assume_speed
 
     cache = os.environ.get("TANDEM_TESTS_CACHE") or str(tmp_path_factory.mktemp("cache"))

@@ -30,11 +30,9 @@ from benchmarks.gpu.shapes import QWEN_3B, R1, Size, keys_of, write_config
 from launch.card.command import traced_plan
 from launch.card.published import facts_of
 from launch.card.work import card_work
-from launch.plan.machine import machine_speed
-from launch.plan.memory import VALUE_BYTES
 from launch.presets.load import load_config
 from shared.config.model import ModelConfig, cache_root
-from tests.support.machines import SPEED
+from tests.support.machines import assume_speed
 from tests.support.runs import (
     ROOT,
     SMALL,
@@ -103,7 +101,8 @@ def embedded_run(place: Place, note: Note) -> None:
     """Everything that must hold of a run, on this device."""
     keys = SMALL | {"run.steps": place.size(12, 2), "compute.device": place.device.type}
     straight, disturbed = place.work / "straight", place.work / "disturbed"
-    assume_speed(place, cache_root(ModelConfig()))
+    if place.small:
+        assume_speed(cache_root(ModelConfig()))
     done = launch("run", "embedded", "--out", straight, *sets(keys))
     note(exit_code=done.returncode, said=last_words(done.stdout + done.stderr))
     if done.returncode:
@@ -143,7 +142,8 @@ def step(place: Place, note: Note, full: Size, steps: int = 3, **others: Any) ->
     name = "-".join([note.file.stem, *map(str, others.values())])
     keys = keys_of(place, size, place.size(steps, 1), **others)
     file, out = write_config(keys, place.work / f"{name}.toml"), place.work / name
-    assume_speed(place, Path(keys["model.cache_dir"]))
+    if place.small:
+        assume_speed(Path(keys["model.cache_dir"]))
     found: dict[str, Any] = {"size": vars(size), "keys": others}
     rehearsed = place.small and (full != R1 or bool(others))
     with CardWatch() as card:
@@ -179,14 +179,6 @@ def predicted(file: Path, gib: float) -> dict[str, Any]:
     """What `plan` says of it. Made in this process, which has loaded torch; nothing of it touches the card."""
     config = load_config(str(file), here=False)
     return msgspec.to_builtins(traced_plan(facts_of(config.model), card_work(config), int(gib * 2**30)))
-
-
-def assume_speed(place: Place, cache: Path) -> None:
-    """A dry run plans with made-up times, since to measure a machine takes seconds."""
-    if place.small:
-        threads = SMALL["compute.learner_threads"]
-        for dtype in VALUE_BYTES:
-            machine_speed(cache, threads, "fast", dtype, measure=lambda *_: SPEED, is_busy=lambda: False)
 
 
 def of_steps(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

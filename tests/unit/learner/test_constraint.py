@@ -144,7 +144,6 @@ CASES = [(kind, fraction, beta) for kind in KINDS for fraction, beta in ((0.2, 0
 CASES = [case for case in CASES if case[0] != "gspo" or case[1] == 1.0]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "fraction", "kl_beta"), CASES)
 def test_the_gradient_with_sent_is_that_of_the_paper_for_any_cut(
     checkpoint: Path, policy: Policy, recomputing: Policy, kind: str, fraction: float, kl_beta: float

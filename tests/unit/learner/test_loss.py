@@ -117,7 +117,6 @@ def corrected_cases() -> list[Any]:
     ]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("fraction", "config"), [*cases(), *corrected_cases()])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_value_and_gradient_equal_the_papers(

@@ -116,7 +116,6 @@ def recomputing(checkpoint: Path) -> Policy:
     return policy
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "fraction"), GRID)
 def test_the_gradient_is_that_of_the_papers_for_any_cut(
     checkpoint: Path, policy: Policy, recomputing: Policy, kind: str, fraction: float

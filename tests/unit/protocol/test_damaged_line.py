@@ -55,7 +55,6 @@ def line(tmp_path: Path) -> Iterator[Line]:
         yield Line(learner, actor, proxy)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("direction", ["to actor", "to learner"])
 def test_after_a_flipped_bit_both_ends_speak_again(line: Line, direction: Direction) -> None:
     line.talk()
