@@ -28,7 +28,7 @@ from msgspec import structs
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.limits import MAX_NAME_CHARS, MAX_SCORE
 from protocol.plain_text import for_wire
-from shared.config.data import SYSTEM, UNCONVERTED, RewardForm
+from shared.config.data import EARLIER, SYSTEM, UNCONVERTED, RewardForm
 
 MAX_EXTRA_CHARS = 300
 MAX_LOGGED = 16
@@ -36,6 +36,7 @@ MAX_LOGGED = 16
 GOLD_ANSWER = "gold_answer"
 NOT_FOR_FUNCTIONS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that are left out, as in TRL."""
+NOT_IN_THE_DATA = frozenset({SYSTEM, EARLIER, UNCONVERTED})
 
 
 class TrainerState:
@@ -120,7 +121,7 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
 def as_in_the_data(columns: Mapping[str, str]) -> dict[str, Any]:
     """The columns as they are in the data, with the gold answer as `gold_answer` beside them. For reward functions,
     environments and agents."""
-    converted: dict[str, Any] = {name: text for name, text in columns.items() if name not in (SYSTEM, UNCONVERTED)}
+    converted: dict[str, Any] = {name: text for name, text in columns.items() if name not in NOT_IN_THE_DATA}
     given = converted | json.loads(columns.get(UNCONVERTED, "{}"))
     gold = {GOLD_ANSWER: columns.get("answer")} if "answer" in given else {}
     return gold | given
@@ -130,7 +131,7 @@ def prompt(job: ScoreJob) -> list[dict[str, str]]:
     system = job.columns.get(SYSTEM, job.context.system_prompt)
     question = job.columns.get("question", job.prompt)
     first = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": question}]
+    return [*first, *json.loads(job.columns.get(EARLIER, "[]")), {"role": "user", "content": question}]
 
 
 def completion(job: ScoreJob) -> list[dict[str, str]]:

@@ -9,13 +9,13 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. A question may be a chat, as in TRL's data: a message of the user, and perhaps a system
-message before it, which becomes the column `system_message`. Reward functions get each column with the name and value
-that it has in the data: values that were renamed, cut, turned into text or are null are kept in the column
-`unconverted`, and so is a column whose name is empty or too long for the wire. If the answer column has a whole
-solution, the gold answer is what follows `####` or is in the last box. GSM8K has no levels, so the number of calculator
-notes in a solution is its level. There are three parts: training rows, held-out rows to evaluate on during the run
-(tasks.py), and the test set, which training never reads.
+columns keep their names. A question may be a chat, as in TRL's data, that ends in a message of the user. A system
+message at its beginning becomes the column `system_message`, and what is between the two `earlier_messages`. Reward
+functions get each column with the name and value that it has in the data: values that were renamed, cut, turned into
+text or are null are kept in the column `unconverted`, and so is a column whose name is empty or too long for the wire.
+If the answer column has a whole solution, the gold answer is what follows `####` or is in the last box. GSM8K has no
+levels, so the number of calculator notes in a solution is its level. There are three parts: training rows, held-out
+rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
 `tasks.subset` and the names of columns are those of `tasks.source`, and of other data that has no name here.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from protocol.limits import MAX_NAME_CHARS
-from shared.config.data import SYSTEM, UNCONVERTED, TasksConfig
+from shared.config.data import EARLIER, SYSTEM, UNCONVERTED, TasksConfig
 from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes, plain_number
 
@@ -249,11 +249,11 @@ def local_files(source: str, split: str) -> list[Path]:
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
     """All columns as text, under their canonical names, without empty ones and names that the wire does not take. A
     column may have several of these names. If a configured column becomes `answer`, one that is called `answer` already
-    is left out. DataError for a question that is a chat of other messages than a system message and one of the user."""
+    is left out."""
     asked = row.get(names["question"])
     chat = chat_of(asked, names["question"]) if isinstance(asked, list | dict) else {}
     ours = {column: [name for name, other in names.items() if other == column] for column in names.values()}
-    taken = {SYSTEM, *(name for name, column in names.items() if column in row)} - ours.keys()
+    taken = {SYSTEM, EARLIER, *(name for name, column in names.items() if column in row)} - ours.keys()
     columns = {
         name: as_text(value)
         for key, value in row.items()
@@ -270,16 +270,18 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 
 def chat_of(asked: object, column: str) -> Columns:
-    """Question and system message of a chat."""
+    """Question, system message and what is between them."""
     messages = messages_of(asked, column, "user")
     roles = [message["role"] for message in messages]
-    if roles not in (["user"], ["system", "user"]):
+    if roles[-1:] != ["user"] or "system" in roles[1:]:
         raise DataError(
-            f"The column '{column}' has a chat of the messages {', '.join(roles) or 'none'}, expected one of the user,"
-            " after a system message or none; shorten the chat to these, or write it as one text."
+            f"The column '{column}' has a chat of the messages {', '.join(roles) or 'none'}, expected one that ends in"
+            " a message of the user, with a system message at its beginning or none; correct that row."
         )
-    system = {SYSTEM: messages[0]["content"]} if len(messages) > 1 else {}
-    return {"question": messages[-1]["content"]} | system
+    begins = int(roles[0] == "system")
+    system = {SYSTEM: messages[0]["content"]} if begins else {}
+    earlier = {EARLIER: json.dumps(messages[begins:-1], ensure_ascii=False)} if messages[begins:-1] else {}
+    return {"question": messages[-1]["content"]} | system | earlier
 
 
 def messages_of(value: Any, column: str, role: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ trained on, and a training run does not read the test set. Both have a seeded or
 """
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,10 @@ from learner.tasks.sources import GENERATED, Columns, held_out_rows, rows_of_tes
 from learner.tasks.tool_questions import calculations, games
 from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
-from shared.config.data import SYSTEM, TasksConfig, VerifierKind
+from shared.config.data import EARLIER, SYSTEM, TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.gold_answer import gold_number
-from shared.model.prompt import Prompter, Shots
+from shared.model.prompt import Message, Prompter, Shots
 
 GENERATED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500
@@ -141,7 +142,7 @@ def told_prompts(
         if task.prompt_ids.tobytes() not in found:
             own = task.columns.get(SYSTEM, config.system_prompt)
             system = "\n".join(filter(None, (own, filled_in(text, task.columns))))
-            ids = prompter.prompt_ids(task.columns["question"], system, shots)
+            ids = prompter.prompt_ids(task.columns["question"], system, shots, earlier_messages(task.columns))
             found[task.prompt_ids.tobytes()] = np.array(ids, dtype=np.int32)
     return found
 
@@ -198,6 +199,12 @@ def examples(train_rows: Rows, config: TasksConfig) -> Shots:
 
 def shot(row: Columns, number: int, config: TasksConfig) -> tuple[str, str]:
     question, answer = row["question"], row.get("solution") or row.get("answer", "")
+    if EARLIER in row:
+        raise DataError(
+            f"tasks.few_shot = {config.few_shot} shows the first rows of tasks.source = '{config.source}' with their"
+            f" answers, but the question of row {number} is a chat of several turns; put rows of one question first,"
+            " or set a smaller tasks.few_shot."
+        )
     if question.strip() and answer.strip():
         return question, answer
     raise DataError(
@@ -222,8 +229,18 @@ def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
 
 
 def unspaced(row: Columns) -> str:
-    """Its question with single spaces, for comparison."""
-    return " ".join(row["question"].split())
+    """What is asked with single spaces, for comparison."""
+    return " ".join(asked(row).split())
+
+
+def asked(row: Mapping[str, str]) -> str:
+    """Its question, after what was said before it."""
+    return "\n".join([*(message["content"] for message in earlier_messages(row)), row["question"]])
+
+
+def earlier_messages(row: Mapping[str, str]) -> list[Message]:
+    """Of a chat that ends in the question."""
+    return json.loads(row.get(EARLIER, "[]"))
 
 
 def generated_rows(split: Split, count: int, config: TasksConfig) -> Rows:
@@ -260,7 +277,8 @@ def kept(
     tasks: list[Task] = []
     for row in rows:
         reason = fault_of(row, kind)
-        ids = [] if reason else prompter.prompt_ids(row["question"], row.get(SYSTEM, config.system_prompt), shots)
+        system = row.get(SYSTEM, config.system_prompt)
+        ids = [] if reason else prompter.prompt_ids(row["question"], system, shots, earlier_messages(row))
         if len(ids) > config.max_prompt_tokens:
             reason = f"with a prompt of more than tasks.max_prompt_tokens = {config.max_prompt_tokens}"
         if reason:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from learner.tasks.sources import as_configured, messages_of, open_dataset
-from learner.tasks.tasks import Task, TaskSet, examples, load_rows, load_tasks
+from learner.tasks.tasks import Task, TaskSet, earlier_messages, examples, load_rows, load_tasks
 from shared.config.data import SYSTEM, SftConfig, TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.model.prompt import Message, Prompter, conversation
@@ -77,7 +77,8 @@ def solutions(tasks: TasksConfig, kind: VerifierKind) -> Iterator[Written]:
     rows = load_rows(tasks, kind)[0]
     shots = examples(rows, tasks)
     for row in rows[tasks.few_shot :]:
-        before = tuple(conversation(row["question"], row.get(SYSTEM, tasks.system_prompt), shots))
+        system = row.get(SYSTEM, tasks.system_prompt)
+        before = tuple(conversation(row["question"], system, shots, earlier_messages(row)))
         yield Written(before=before, answer=row.get("solution") or row.get("answer", ""))
 
 

@@ -16,6 +16,9 @@ RewardForm = Literal["auto", "text", "messages"]
 MAX_WORKERS = 64
 SYSTEM = "system_message"
 """Column of a task whose question is a chat in the data: its system message, which wins over tasks.system_prompt."""
+EARLIER = "earlier_messages"
+"""Column of a task whose question ends a chat of several turns: JSON of the messages between system message and
+question."""
 UNCONVERTED = "unconverted"
 """Column of a task: one JSON object with the values of its row that are null, or that the other columns have under
 another name, as text instead of their own type, or cut. Reward functions, environments and agents get them back."""

@@ -64,15 +64,17 @@ class Prompter:
     limit_s: float = TEMPLATE_LIMIT_S
     """Time limit for the template to render one conversation, which normally takes less than a millisecond."""
 
-    def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
-        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply. With
-        tools it ends after the question: what follows depends on the environment (conversation.py). With an agent it is
-        only what all conversations begin with."""
+    def prompt_ids(
+        self, question: str, system_prompt: str = "", shots: Shots = (), earlier: Sequence[Message] = ()
+    ) -> list[int]:
+        """[Tp] the examples, earlier messages and the question as a user message, followed by the opening of the
+        assistant's reply. With tools it ends after the question: what follows depends on the environment
+        (conversation.py). With an agent it is only what all conversations begin with."""
         if self.begins:
             return list(self.begins)
         if not self.tools:
-            return self.chat_ids(conversation(question, system_prompt, shots))
-        text = self.rendered(conversation(question + OBSERVED, system_prompt, shots), opens_reply=True)
+            return self.chat_ids(conversation(question, system_prompt, shots, earlier))
+        text = self.rendered(conversation(question + OBSERVED, system_prompt, shots, earlier), opens_reply=True)
         if OBSERVED not in text:
             raise ModelError(
                 f"The chat template of {self.name} does not show the end of a question; use another model."
@@ -120,12 +122,14 @@ class Prompter:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> list[Message]:
+def conversation(
+    question: str, system_prompt: str = "", shots: Shots = (), earlier: Sequence[Message] = ()
+) -> list[Message]:
     """How a run asks a question."""
     messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
     for asked, solution in shots:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
-    return [*messages, {"role": "user", "content": question}]
+    return [*messages, *earlier, {"role": "user", "content": question}]
 
 
 def load_prompter(folder: Path, environment: EnvironmentConfig = NO_ENVIRONMENT) -> Prompter:

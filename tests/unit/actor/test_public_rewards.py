@@ -7,15 +7,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import TrainerState
 
 from actor.environments.contract import Environment
 from actor.scoring.pool import ScorePool
+from actor.verifiers.reward_arguments import RewardLog, arguments
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
 from learner.tasks.sources import canonical
 from protocol.messages import Outcome
-from shared.config.data import VerifierConfig
+from shared.config.data import EARLIER, VerifierConfig
 from shared.config.environment import EnvironmentConfig
 from tests.support import public_rewards
 
@@ -104,6 +106,15 @@ def test_the_scores_are_those_of_a_call_by_hand(name: str) -> None:
     found = scored(jobs(), function=f"{FILE}:{name}")
     assert [None if one.outcome is Outcome.ABSTAIN else one.score for one in found] == expected
     assert len(set(expected)) > 1, "a function that says the same of all shows nothing"
+
+
+def test_a_function_gets_all_turns_of_a_question() -> None:
+    earlier = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "One."}]
+    chat = [*earlier, {"role": "user", "content": "And 2?"}]
+    job = msgspec.structs.replace(jobs()[0], columns=canonical({"prompt": chat}, NAMES | {"question": "prompt"}))
+    given = arguments([job], "messages", RewardLog())
+    assert given["prompts"] == [[{"role": "system", "content": SYSTEM}, *chat]]
+    assert EARLIER not in given
 
 
 def test_what_a_function_logs_comes_along() -> None:

@@ -281,8 +281,9 @@ def test_a_question_may_be_a_chat() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ([USER, {"role": "assistant", "content": "2"}, USER], "chat of the messages user, assistant, user, expected"),
-        ([SYSTEM_MESSAGE], "chat of the messages system, expected one of the user"),
+        ([USER, {"role": "assistant", "content": "2"}], "chat of the messages user, assistant, expected one that ends"),
+        ([USER, SYSTEM_MESSAGE, USER], "chat of the messages user, system, user, expected .* a system message at its"),
+        ([SYSTEM_MESSAGE], "chat of the messages system, expected one that ends in a message of the user"),
         ([], "chat of the messages none"),
         (["2?"], "2.*, expected text or a list of messages with a role"),
         ({"text": "2?"}, "expected text or a list of messages with a role"),
