@@ -77,8 +77,8 @@ in_parallel() {
     "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "$@"
 }
 
-# More at once than there are cores: tests that wait for processes half of their time.
-in_waiting() {
+# For tests that wait for processes half of their time.
+on_more_than_all_cores() {
     in_parallel --numprocesses $(($(nproc) * 3 / 2)) "$@"
 }
 
@@ -114,11 +114,11 @@ browser() {
 
 everything() {
     static
-    stage unit in_waiting tests/unit -m "not long" --dist load
+    stage unit on_more_than_all_cores tests/unit -m "not long" --dist load
     stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
-    stage integration in_waiting tests/integration -m "not long"
-    stage acceptance in_waiting tests/acceptance tests/gpu -m "not long and not alone" --dist load
+    stage integration on_more_than_all_cores tests/integration -m "not long"
+    stage acceptance on_more_than_all_cores tests/acceptance tests/gpu -m "not long and not alone" --dist load
     stage card "$python" -m pytest tests/gpu -m alone
     stage chaos in_parallel tests/chaos -m "not long"
     stage browser browser
@@ -133,12 +133,12 @@ elif [[ $1 == kernels ]]; then
 elif [[ $1 == browser ]]; then
     stage browser browser "${@:2}"
 elif [[ $1 == long ]]; then
-    stage long in_waiting tests/unit tests/integration tests/acceptance tests/chaos -m long "${@:2}"
+    stage long on_more_than_all_cores tests/unit tests/integration tests/acceptance tests/chaos -m long "${@:2}"
 elif [[ $1 == coverage ]]; then
     # Asked of the unit tests alone: they must reach every line of the listed files without processes.
-    stage coverage in_waiting tests/unit --dist load --cov --cov-report=term "${@:2}"
+    stage coverage on_more_than_all_cores tests/unit --dist load --cov --cov-report=term "${@:2}"
 elif [[ $1 == integration || $1 == unit ]]; then
-    stage "$1" in_waiting "tests/$1" "${@:2}"
+    stage "$1" on_more_than_all_cores "tests/$1" "${@:2}"
 elif [[ $1 == simulation || $1 == chaos ]]; then
     stage "$1" in_parallel "tests/$1" "${@:2}"
 elif [[ -d tests/$1 ]]; then

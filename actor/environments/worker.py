@@ -32,7 +32,7 @@ from actor.scoring.worker import (
     forbid_core_dumps,
     limit_cpu,
     limit_memory,
-    reset,
+    restore_process,
 )
 from actor.verifiers.reward_function import in_words, relative_path_advice
 from actor.verifiers.verdict import one_line
@@ -166,7 +166,7 @@ def work(config: EnvironmentConfig, folder: Path) -> None:
         if isinstance(call, Reset | Act):
             empty(folder)
         reply = answer(environment, call)
-        reset(folder, soft_limits)
+        restore_process(folder, soft_limits)
         pipe.send(reply)
 
 

@@ -121,7 +121,7 @@ def work(verifier: VerifierConfig, folder: Path) -> None:
             empty(folder)
         for reply in score(verifier, scoring, call):
             if runs_functions(verifier):
-                reset(folder, soft_limits)
+                restore_process(folder, soft_limits)
             send(replies, reply)
             if isinstance(reply, Failed) and reply.exits:
                 return
@@ -156,7 +156,7 @@ def empty(folder: Path) -> None:
                 os.unlink(entry)
 
 
-def reset(folder: Path, soft_limits: dict[int, int]) -> None:
+def restore_process(folder: Path, soft_limits: dict[int, int]) -> None:
     """Undo what a call may have changed in the process, before the next call."""
     signal.alarm(0)
     os.umask(FOR_THE_USER_ONLY)
