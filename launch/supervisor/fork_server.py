@@ -66,15 +66,23 @@ class ForkServer:
         self.control = control
         self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ)
-        self.alive: set[int] = set()
+        self.alive: dict[int, int] = {}
+        """Process id -> the number that the launcher gave the child."""
+        self.wakes, self.wake = os.pipe()
+        os.set_blocking(self.wake, False)
+        self.selector.register(self.wakes, selectors.EVENT_READ)
+        # The handler does nothing; the byte in the pipe ends the wait. Some Pythons and containers lack pidfds.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
 
     def serve(self) -> ChildProgram | None:
         """Returns twice over: None in the fork server once the launcher has gone, and in each child its program."""
         while True:
-            reap_strays(self.alive)
+            self.handle_exits()
+            reap_strays(set(self.alive))
             for key, _ in self.selector.select(LOOK_EVERY_S):
-                if key.data is not None:
-                    self.handle_exit(key.fd, *key.data)
+                if key.fd == self.wakes:
+                    os.read(self.wakes, MAX_MESSAGE_BYTES)
                 elif not (packet := self.receive()):
                     return self.end_all()
                 elif (program := self.fork(json.loads(packet))) is not None:
@@ -89,22 +97,25 @@ class ForkServer:
             self.close_inherited()
             os.environ[PARENT_PID] = str(server_pid)
             return ChildProgram(**request)
-        self.alive.add(pid)
-        self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (child, pid))
+        self.alive[pid] = child
         self.send(child=child, pid=pid)
         return None
 
-    def handle_exit(self, pidfd: int, child: int, pid: int) -> None:
+    def handle_exits(self) -> None:
+        # WNOWAIT: look without reaping, so that the group can be killed first.
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        for pid in [pid for pid in self.alive if os.waitid(os.P_PID, pid, ended)]:
+            self.handle_exit(pid)
+
+    def handle_exit(self, pid: int) -> None:
         """A child has ended: end its group and what it left behind, then report its exit code."""
-        self.selector.unregister(pidfd)
-        os.close(pidfd)
         # The group first: until the child is reaped, no other process can get its id.
         # A child that ended before it had its own session has no group.
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        self.alive.remove(pid)
-        end_strays(self.alive, STRAYS_GRACE_S)
+        child = self.alive.pop(pid)
+        end_strays(set(self.alive), STRAYS_GRACE_S)
         self.send(child=child, code=os.waitstatus_to_exitcode(status))
 
     def send(self, **message: int) -> None:
@@ -129,9 +140,11 @@ class ForkServer:
 
     def close_inherited(self) -> None:
         """In a child: close the fork server's descriptors."""
-        for key in list(self.selector.get_map().values()):
-            os.close(key.fd)
-        self.control.detach()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self.wakes)
+        os.close(self.wake)
+        self.control.close()
         self.selector.close()
 
 

@@ -4,10 +4,10 @@ What its promises are made of, and only Linux has:
 
     a reward function that hangs is ended with all it started    /proc, PR_SET_CHILD_SUBREAPER, RLIMIT_AS that is kept
     no process outlives the one that started it                  PR_SET_PDEATHSIG, also after SIGKILL
-    workers start as forks of a process with all libraries       fork after threads and BLAS were loaded; pidfd_open
+    workers start as forks of a process with all libraries       fork after threads and BLAS were loaded
     one message is one packet between them                       SOCK_SEQPACKET between local sockets
     freed memory goes back to the system                         malloc_trim of glibc
-    who may compute next is a queue of file locks                F_OFD_SETLK, which Python knows on Linux only
+    who may compute next is a queue of file locks                F_OFD_SETLK, which Linux alone has
     threads fit to the processors that may be used               sched_getaffinity, cgroups
 
 Some have a replacement on macOS (kqueue, or asking twice a second who the parent is), but the first has none: an

@@ -1,8 +1,11 @@
 """Processes forked off the fork_server: real ones, on runs that are small or not there."""
 
+import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -102,9 +105,16 @@ def test_a_child_looks_like_a_process_of_its_own(fork_server: ForkServerStarter,
     until(lambda: f"-m actor --run {plan.run_dir}" in " ".join(process.cmdline()))
     assert os.getpgid(process.pid) == process.pid == os.getsid(process.pid)
     assert process.ppid() == fork_server.popen.pid
+    assert not channels(process.pid) & channels(fork_server.popen.pid)
     child.kill_group()
     assert child.exit_code() == -signal.SIGKILL
     assert not psutil.pid_exists(process.pid)
+
+
+def channels(pid: int) -> set[str]:
+    """Its pipes and sockets."""
+    links = [os.path.realpath(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    return {Path(link).name for link in links if re.search(r"(pipe|socket):", link)}
 
 
 def test_the_libraries_are_in_memory_once(fork_server: ForkServerStarter, plan: Topology) -> None:
@@ -145,6 +155,32 @@ def test_closing_ends_what_is_left(plan: Topology) -> None:
     pid = born(start(starter, plan.actors[0]))
     starter.close()
     until(lambda: not psutil.pid_exists(pid))
+
+
+SELDOM = """
+import os, sys
+from pathlib import Path
+vars(os).pop("pidfd_open", None)
+from launch.supervisor import fork_server
+fork_server.LOOK_EVERY_S = 600.0
+fork_server.preload = lambda run: None
+sys.exit(fork_server.main(Path(), int(sys.argv[1])))
+"""
+
+
+def test_an_end_is_noticed_at_once_also_by_a_python_without_pidfds(plan: Topology, tmp_path: Path) -> None:
+    process = nowhere(plan, tmp_path)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(DEADLINE_S)
+    request = {"child": 7, "argv": process.argv, "environment": {}, "log": str(process.log)}
+    argv = [sys.executable, "-c", SELDOM, str(theirs.fileno())]
+    with subprocess.Popen(argv, cwd=ROOT, pass_fds=(theirs.fileno(),)) as server, ours, theirs:
+        theirs.close()
+        ours.send(json.dumps(request).encode())
+        assert json.loads(ours.recv(4096))["child"] == 7
+        assert json.loads(ours.recv(4096)) == {"child": 7, "code": 2}
+        ours.close()
+        assert server.wait(DEADLINE_S) == 0
 
 
 def test_killing_the_launcher_ends_its_fork_server(plan: Topology) -> None:
