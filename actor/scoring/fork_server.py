@@ -157,7 +157,8 @@ def leave_fork_server(descriptors: list[int], server_pid: int) -> None:
     places = {0: os.open(os.devnull, os.O_RDONLY), 1: output, 2: output, CALLS: calls, REPLIES: replies}
     for place, descriptor in places.items():
         os.dup2(descriptor, place, inheritable=place <= 2)
-    os.closerange(max(places) + 1, os.sysconf("SC_OPEN_MAX"))
+    # Only up to the highest: without close_range(2) Python tries each number, and the limit may be 2**30.
+    os.closerange(max(places) + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     # If memory runs out, the kernel should kill this process first: the run loses least.
     Path("/proc/self/oom_score_adj").write_text("1000")
 

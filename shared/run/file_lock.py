@@ -23,6 +23,8 @@ from shared.run.files import OUT, disk_errors
 
 BYTE_LOCK = struct.Struct("hhqqi4x")
 """The kernel's `struct flock`: type, whence, start, length, pid."""
+SET_BYTE_LOCK = getattr(fcntl, "F_OFD_SETLK", 37)
+"""A Python built against a glibc before 2.20 lacks the name. The number is the same on every Linux."""
 DYING_S = 1.0
 """How long the kernel may take to clean up after a killed process with much memory."""
 
@@ -44,14 +46,14 @@ def try_lock(fd: int) -> bool:
 def try_byte(fd: int, place: int) -> bool:
     """Lock the byte at this place; the file need not be so long."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, BYTE_LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+        fcntl.fcntl(fd, SET_BYTE_LOCK, BYTE_LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
     except BlockingIOError:
         return False
     return True
 
 
 def free_byte(fd: int, place: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, BYTE_LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, place, 1, 0))
+    fcntl.fcntl(fd, SET_BYTE_LOCK, BYTE_LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, place, 1, 0))
 
 
 def try_lock_awhile(fd: int) -> bool:

@@ -4,6 +4,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
+from tests.support.runs import ROOT
 
 # Each completion says what is to happen to the worker that scores it. The fragment goes into a function's body.
 FAULTS = {
@@ -235,3 +238,27 @@ def test_one_hostile_completion_costs_a_builtin_verifier_only_itself() -> None:
 
         verdicts = pool.score(jobs, kill_one)
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CORRECT, Outcome.WRONG] * 250
+
+
+LEAVES = """
+import os, subprocess, sys
+from actor.scoring.fork_server import leave_fork_server
+from actor.scoring.worker import CALLS, REPLIES
+
+pipes = [os.pipe() for _ in range(20)]
+ranges, close = [], os.closerange
+os.closerange = lambda low, high: (ranges.append(high), close(low, high))
+pid = os.fork()
+if pid == 0:
+    leave_fork_server([pipes[0][0], pipes[1][1], 1], os.getppid())
+    found = sorted(set(map(int, os.listdir("/proc/self/fd"))))
+    print(found[:-1] == [0, 1, 2, CALLS, REPLIES], len(found), max(ranges) < 100, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+def test_a_worker_closes_what_is_open_and_does_not_try_all_numbers() -> None:
+    argv = [sys.executable, "-c", LEAVES]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", "6", "True"], "the sixth is the look itself"

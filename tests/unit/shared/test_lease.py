@@ -92,6 +92,18 @@ def test_two_takers_in_one_process_exclude_each_other(tmp_path: Path) -> None:
         pass
 
 
+def test_a_python_that_does_not_know_the_lock_takes_it_too(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease")
+    child = start("import fcntl\nvars(fcntl).pop('F_OFD_SETLK', None)\n" + HOLDER, lease.path)
+    try:
+        wait_until_held(child)
+        with pytest.raises(GaveUpWaiting), lease.hold("actor0", meanwhile=give_up):
+            pass
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_a_wait_that_is_given_up_leaves_the_holder_alone(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease")
     with lease.hold("learner"):
