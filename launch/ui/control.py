@@ -217,7 +217,13 @@ class Control:
 def learner_of(path: Path) -> int:
     """The process that signed the run's lock. UserError if it is no learner."""
     text = (path / "lock").read_text(encoding="ascii", errors="replace").strip()
-    command = Path(f"/proc/{text}/cmdline") if text.isdecimal() else Path("/nowhere")
-    if not command.is_file() or not LEARNER.search(command.read_bytes()):
+    try:
+        command = Path(f"/proc/{text}/cmdline").read_bytes() if text.isdecimal() else b""
+    except OSError as error:
+        # It is in another container, or /proc hides it (hidepid).
+        raise UserError(
+            f"{path.name} is held by process {text}, which cannot be seen from here; stop it where it was started."
+        ) from error
+    if not LEARNER.search(command):
         raise UserError(f"{path.name} is held by a process that is not a learner; stop it where it was started.")
     return int(text)

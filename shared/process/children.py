@@ -111,7 +111,8 @@ def how_it_ended(code: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process was stopped (SIGSTOP)."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    """Whether the process was stopped (SIGSTOP). False if it cannot be seen: /proc may hide a process that keeps its
+    memory to itself (hidepid)."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
