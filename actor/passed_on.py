@@ -3,7 +3,7 @@
     learner -> first actor    Policy with the adapter    the actor writes it to the machine's folder
     learner -> other actors   Policy without it          they wait for the file, and check its sha256
 
-    {$XDG_RUNTIME_DIR or the temp folder}/tandem-{uid}/adapters-{16 hex digits of the sha256 of its key}/
+    {$TMPDIR or /tmp}/tandem-{uid}/adapters-{16 hex digits of the sha256 of its key}/
         machine               a random name, which an actor puts in its Hello: who reads it here has the same files
         <sha256>.safetensors  the newest few versions
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from protocol.endpoint import make_private, runtime_dir
+from protocol.endpoint import make_private, user_folder
 from protocol.errors import SecurityError
 from protocol.limits import MAX_BUFFER_BYTES
 from protocol.messages import Policy
@@ -45,7 +45,7 @@ class PassedOn:
     """The folder of one machine for one learner."""
 
     def __init__(self, folder: Path) -> None:
-        make_private(folder, "XDG_RUNTIME_DIR or TMPDIR")
+        make_private(folder)
         self.folder = folder
         self.machine = name_of(folder)
 
@@ -104,7 +104,7 @@ def passed_on(endpoint: str, learner_key: bytes) -> PassedOn | None:
     is no place for files."""
     if not endpoint.startswith("tcp"):
         return None
-    shared = runtime_dir() / f"tandem-{os.getuid()}"
+    shared = user_folder()
     try:
         make_private(shared)
         for folder in shared.glob("adapters-*"):

@@ -61,7 +61,7 @@ def test_two_actors_a_trace_and_a_resume_with_three(tmp_path: Path, alone: str) 
 def test_two_actors_on_a_network_pass_adapters_on(tmp_path: Path, alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out, shared = tmp_path / "run", tmp_path / "runtime"
     shared.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
+    monkeypatch.setenv("TMPDIR", str(shared))
     network = ORDERS | {"link.endpoint": f"tcp://127.0.0.1:{free_port()}"}
     done = launch("run", "embedded", "--actors", "2", "--out", out, *sets(network))
     assert done.returncode == 0, done.stdout + done.stderr

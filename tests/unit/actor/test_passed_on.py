@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
 def test_only_actors_of_a_network_pass_on_and_each_learner_has_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert passed_on("ipc:///somewhere", b"key") is None
     one, again, other = (passed_on("tcp://127.0.0.1:1", key) for key in (b"key", b"key", b"another"))
     assert one and again and other

@@ -216,7 +216,7 @@ def test_a_process_that_computes_in_the_run_is_seen(run: RunDir) -> None:
 
 
 def test_a_local_socket_needs_no_port_and_no_folder_is_made(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    monkeypatch.setenv("TMPDIR", str(short))
     link = look_at_link(LinkConfig(), short / "run")
     assert (link.address, link.trouble) == ("ipc", "")
     assert list(short.iterdir()) == []
