@@ -73,7 +73,7 @@ class Hostile:
     def dial(self) -> None:
         """A new connection."""
         self.socket = self.context.socket(zmq.DEALER)
-        set_up_actor(self.socket, self.key, high_water_mark=1000, send_timeout_s=0.1)
+        set_up_actor(self.socket, self.key, high_water_mark=1000, send_timeout_s=0.1, endpoint=self.endpoint)
         self.socket.linger = 0
         self.socket.routing_id = new_identity(self.key.actor_id)
         self.socket.connect(self.endpoint)

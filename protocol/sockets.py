@@ -133,10 +133,10 @@ def stop_authenticator(authenticator: ThreadAuthenticator) -> None:
 
 
 def set_up_learner(
-    socket: zmq.Socket[bytes], keys: LearnerKeys, high_water_mark: int, send_timeout_s: float, *, over_tcp: bool
+    socket: zmq.Socket[bytes], keys: LearnerKeys, high_water_mark: int, send_timeout_s: float, endpoint: str
 ) -> None:
-    """Options of the ROUTER; bind it after this."""
-    set_up(socket, high_water_mark, send_timeout_s)
+    """Options of the ROUTER; bind it to the endpoint after this."""
+    set_up(socket, high_water_mark, send_timeout_s, endpoint)
     socket.router_mandatory = True
     # An actor that reconnects before its old connection is known to be dead replaces it; otherwise it would be ignored.
     socket.router_handover = True
@@ -147,7 +147,7 @@ def set_up_learner(
     # of ours is due. Nothing is read if its queue is full: so over TCP the queue has no limit and the connection
     # monitor bounds its bytes, which it cannot do over ipc://. Nor is anything read if the actor has connected again
     # meanwhile: so we send no pings of our own, and those of the actor say when its connection counts as dead.
-    socket.rcvhwm = 0 if over_tcp else high_water_mark
+    socket.rcvhwm = 0 if endpoint.startswith("tcp") else high_water_mark
     socket.heartbeat_ivl = 0
     socket.maxmsgsize = MAX_INBOUND_BYTES
     socket.handshake_ivl = HANDSHAKE_MS
@@ -156,9 +156,11 @@ def set_up_learner(
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
-def set_up_actor(socket: zmq.Socket[bytes], key: ActorKey, high_water_mark: int, send_timeout_s: float) -> None:
-    """Options of the DEALER; connect it after this."""
-    set_up(socket, high_water_mark, send_timeout_s)
+def set_up_actor(
+    socket: zmq.Socket[bytes], key: ActorKey, high_water_mark: int, send_timeout_s: float, endpoint: str
+) -> None:
+    """Options of the DEALER; connect it to the endpoint after this."""
+    set_up(socket, high_water_mark, send_timeout_s, endpoint)
     socket.curve_publickey = key.public
     socket.curve_secretkey = key.secret
     socket.curve_serverkey = key.learner_public
@@ -166,7 +168,10 @@ def set_up_actor(socket: zmq.Socket[bytes], key: ActorKey, high_water_mark: int,
     socket.heartbeat_ttl = KEEPALIVE_TIMEOUT_MS
 
 
-def set_up(socket: zmq.Socket[bytes], high_water_mark: int, send_timeout_s: float) -> None:
+def set_up(socket: zmq.Socket[bytes], high_water_mark: int, send_timeout_s: float, endpoint: str) -> None:
+    # Only for [IPv6], and for *, which then listens on both. Of a name that has both addresses, ZeroMQ would take the
+    # IPv6 one, where the learner may not listen.
+    socket.ipv6 = endpoint.startswith(("tcp://[", "tcp://*"))
     socket.linger = LINGER_MS
     socket.sndhwm = socket.rcvhwm = high_water_mark
     socket.sndtimeo = round(send_timeout_s * 1000)

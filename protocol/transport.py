@@ -120,8 +120,7 @@ class ZmqLearnerPort:
         self.context = zmq.Context()
         self.authenticator = start_authenticator(self.context, self.allow_list)
         self.socket = self.context.socket(zmq.ROUTER)
-        over_tcp = endpoint.startswith("tcp")
-        set_up_learner(self.socket, keys, high_water_mark, send_timeout_s, over_tcp=over_tcp)
+        set_up_learner(self.socket, keys, high_water_mark, send_timeout_s, endpoint)
         self.monitor = ConnectionMonitor(self.socket, self.sparse_log, max_backlog_bytes)
         try:
             self.socket.bind(endpoint)
@@ -284,7 +283,7 @@ class ZmqActorPort:
     def connect(self) -> None:
         """Open a socket. It connects, and reconnects, by itself."""
         self.socket = self.context.socket(zmq.DEALER)
-        set_up_actor(self.socket, self.key, self.high_water_mark, self.send_timeout_s)
+        set_up_actor(self.socket, self.key, self.high_water_mark, self.send_timeout_s, self.endpoint)
         self.socket.routing_id = new_identity(self.key.actor_id)
         self.watch = HandshakeWatch(self.socket, self.endpoint, self.key.file, self.silence_s)
         self.poller = zmq.Poller()

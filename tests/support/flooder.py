@@ -24,7 +24,7 @@ MIB = bytes(2**20)
 def dial(context: "zmq.Context[Dealer]", endpoint: str, key: ActorKey) -> Dealer:
     """A new start of the actor, ready to say anything."""
     dealer = context.socket(zmq.DEALER)
-    set_up_actor(dealer, key, high_water_mark=100, send_timeout_s=0.05)
+    set_up_actor(dealer, key, high_water_mark=100, send_timeout_s=0.05, endpoint=endpoint)
     dealer.linger = 0
     dealer.routing_id = new_identity(key.actor_id)
     dealer.connect(endpoint)

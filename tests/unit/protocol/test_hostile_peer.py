@@ -53,7 +53,7 @@ class Intruder:
         """Say Hello and deliver a group, as an actor would; returns what came back."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             if self.key:
-                set_up_actor(dealer, self.key, HIGH_WATER_MARK, SEND_TIMEOUT_S)
+                set_up_actor(dealer, self.key, HIGH_WATER_MARK, SEND_TIMEOUT_S, endpoint)
             dealer.linger = 0
             dealer.routing_id = self.identity
             dealer.connect(endpoint)

@@ -1,5 +1,6 @@
 """Both ends over real sockets and in memory: order, size, gone and stuck peers, frames that are no message."""
 
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -284,7 +285,7 @@ def test_a_returning_peer_takes_the_place_of_its_old_connection(wire: Wire) -> N
     opened: list[zmq.Socket[bytes]] = []
     for phase in ("old", "new"):
         socket = wire.stack.enter_context(context.socket(zmq.DEALER))
-        set_up_actor(socket, wire.key, limits.HIGH_WATER_MARK, limits.SEND_TIMEOUT_S)
+        set_up_actor(socket, wire.key, limits.HIGH_WATER_MARK, limits.SEND_TIMEOUT_S, wire.endpoint)
         socket.routing_id = b"actor0-same"
         socket.connect(wire.endpoint)
         socket.send_multipart(encode(Heartbeat(phase=phase)))
@@ -312,8 +313,8 @@ def test_actors_send_pings_that_count_for_both_sides_and_learners_none(wire: Wir
     assert actor.getsockopt(zmq.HEARTBEAT_IVL) == limits.KEEPALIVE_MS
     for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
         assert actor.getsockopt(option) == limits.KEEPALIVE_TIMEOUT_MS
-    for socket in (learner, actor):
-        assert socket.getsockopt(zmq.LINGER) == limits.LINGER_MS
+    for port in (learner, actor):
+        assert port.getsockopt(zmq.LINGER) == limits.LINGER_MS
 
 
 def test_addresses_that_cannot_be_used(wire: Wire) -> None:
@@ -326,6 +327,26 @@ def test_addresses_that_cannot_be_used(wire: Wire) -> None:
     if learner.endpoint.startswith("tcp"):
         with pytest.raises(AddressError, match="already in use"):
             ZmqLearnerPort(learner.endpoint, wire.keys)
+
+
+@pytest.mark.parametrize(
+    ("listens", "hosts"),
+    [("[::1]", ["[::1]"]), ("*", ["[::1]", "127.0.0.1", "localhost"]), ("0.0.0.0", ["127.0.0.1", "localhost"])],
+)
+def test_ipv6_works_beside_ipv4(tmp_path: Path, listens: str, hosts: list[str]) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as trial:
+            trial.bind(("::1", 0))
+    except OSError as error:
+        if "[::1]" in hosts:
+            pytest.skip(f"this machine has no IPv6 loopback ({error})")
+    with new_wire("tcp", tmp_path / "keys") as wire:
+        wire.endpoint = f"tcp://{listens}:*"
+        learner = wire.learner()
+        port = learner.endpoint.rpartition(":")[2]
+        for host in hosts:
+            wire.endpoint = f"tcp://{host}:{port}"
+            meet(learner, wire.actor())
 
 
 def test_no_socket_without_keys(wire: Wire) -> None:
