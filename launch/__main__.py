@@ -26,11 +26,21 @@ CLOSED_PIPE = 141
 def main(argv: list[str], *, program: str = "python -m launch", system: str = sys.platform) -> int:
     """Returns the exit code. program: what the user called. system: of this machine."""
     try:
+        open_missing_streams()
         escape_unencodable()
         return run_safely(argv, program, system)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def open_missing_streams() -> None:
+    """A caller may have closed some (`>&-`). The next files that are opened would take their numbers."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
 
 
 def escape_unencodable() -> None:

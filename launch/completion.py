@@ -13,6 +13,7 @@ Nothing here loads torch, and no other command loads this module.
 """
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -253,7 +254,8 @@ def run_folders(part: str, here: Path) -> Candidates:
 def entries(part: str, here: Path, endings: tuple[str, ...] = ()) -> Candidates:
     """Folders below which the word can go on, run directories, and files that end like this."""
     folder, slash, name = part.rpartition("/")
-    where = Path(folder + slash).expanduser()
+    # Unlike Path.expanduser, no error without a home.
+    where = Path(os.path.expanduser(folder + slash))
     found: dict[str, str] = {}
     for path in sorted((here / where).glob("*")) if (here / where).is_dir() else ():
         word = f"{folder}{slash}{path.name}"

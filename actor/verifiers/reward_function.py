@@ -26,6 +26,7 @@ worker's rights; it is trusted, not in a sandbox.
 import importlib.util
 import inspect
 import math
+import os
 import re
 import sys
 import traceback
@@ -83,7 +84,8 @@ def find_reward_function(spec: str, key: str) -> RewardFunction:
     path, _, name = spec.rpartition(":")
     if not path or not name:
         raise RewardError(f"{key} is {spec!r}; name a function as path/to/file.py:name.")
-    file = Path(path).expanduser()
+    # Unlike Path.expanduser, no error without a home.
+    file = Path(os.path.expanduser(path))
     if not file.is_file():
         raise RewardError(f"{key} names {path}, but there is no such file; a path is relative to {Path.cwd()}.")
     function = getattr(import_file(file), name, None)

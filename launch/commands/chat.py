@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,8 +158,9 @@ def questions() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from map(decoded, count(1), sys.stdin.buffer)
         return
-    # Gives `input` arrow keys and a history, on systems that have it.
-    import readline  # noqa: F401
+    # Gives `input` arrow keys and a history. Some Pythons are built without it.
+    with suppress(ImportError):
+        import readline  # noqa: F401
 
     while True:
         try:

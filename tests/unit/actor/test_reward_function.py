@@ -98,6 +98,7 @@ def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
         ("reward.py:", "path/to/file.py:name"),
         (":reward", "path/to/file.py:name"),
         ("nowhere/reward.py:reward", "no such file"),
+        ("~nobody-of-this-name/reward.py:reward", "no such file"),
         ("{folder}:reward", "no such file"),
         ("{folder}/reward.py:other", "defines no such name"),
         ("{folder}/reward.py:NUMBER", "of type int"),

@@ -3,6 +3,7 @@ the prompts of a file."""
 
 import io
 import json
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -273,6 +274,20 @@ def test_chat_from_a_pipe(
 
 def piped(content: bytes) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(content))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_python_without_readline_can_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "readline", None)
+    monkeypatch.setattr("sys.stdin", Terminal("3 + 4?\n"))
+    assert list(questions()) == ["3 + 4?"]
+    assert capsys.readouterr().out == "> > \n"
 
 
 def test_a_pipe_that_is_not_utf8_is_refused_from_that_line_on(monkeypatch: pytest.MonkeyPatch) -> None:

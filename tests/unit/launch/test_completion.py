@@ -111,6 +111,10 @@ def test_bash_still_sees_the_home_folder(here: Path, monkeypatch: pytest.MonkeyP
     assert list(candidates_for_bash("tandem why ~/tw", here)) == [r"~/two\ \~words/"]
 
 
+def test_a_user_without_a_home_has_no_files_there(here: Path) -> None:
+    assert offered("why ~nobody-of-this-name/", here) == []
+
+
 def test_an_open_quote_is_no_error(here: Path) -> None:
     assert split("tandem generate --prompt 'Tom has") == ["tandem", "generate", "--prompt", "Tom has"]
     assert list(candidates_for_bash("tandem generate --prompt 'Tom has", here)) == []

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ from launch.display.live import View, draw
 from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, make_screen, step_line
 from launch.display.sparkline import BLOCKS, sparkline
 from launch.display.watch import Watch, clock, outcome_shares, seconds, seconds_left, steps_done, time_shares
+from shared.config.load import config_to_json
+from shared.config.tree import Config
 from shared.run.growing_file import GrowingFile, last_lines
 from shared.run.metrics import MetricsTable
 from shared.run.run_dir import RunDir
 from tests.support.run_files import append_rows, metrics_row, metrics_rows
+from tests.support.runs import ROOT
 
 
 def recorded(*, terminal: bool = False, width: int = 110, encoding: str = "utf-8") -> Console:
@@ -377,3 +382,11 @@ def test_loud_and_bare() -> None:
     assert bare("learner", "2026-01-02 03:04:05,678 INFO step 3") == "step 3"
     assert bare("learner", "2026-01-02 03:04:05,678 learner step 3") == "step 3"
     assert bare("learner", "step 3") == "step 3"
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_stream_that_the_caller_closed_is_no_error(tmp_path: Path, closed: str) -> None:
+    run = RunDir.create(tmp_path / "run", config_to_json(Config()), min_free_bytes=0)
+    argv = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "launch", "why", str(run.path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
