@@ -1,4 +1,4 @@
-# launch/run.sh from Windows, in WSL2: launch\run.ps1 embedded --out runs/first --steps 40
+# launch/run.sh from Windows, in WSL2: launch\run.ps1 embedded --out /home/me/runs/first --steps 40
 #
 # The run computes in Linux, in the distribution that `wsl` starts by default (TANDEM_WSL names another one). The folder
 # of the caller is the folder there, and an argument that is an absolute path of Windows becomes a path of Linux. So

@@ -34,6 +34,7 @@ from protocol.access.keys import (
     LearnerFile,
     RevokedFile,
     check_name,
+    close_to_others,
     is_key,
     list_key_files,
     new_pair,
@@ -216,7 +217,7 @@ def private_folder(folder: Path) -> Path:
     """The folder, which only its owner may enter; made if it is missing."""
     if not folder.is_dir():
         folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
+        close_to_others(folder, 0o700, folder)
         sync_folder(folder.parent)
     return folder
 

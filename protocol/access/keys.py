@@ -131,7 +131,7 @@ def create_keys(keys_dir: Path, actor_ids: Iterable[str] = ("actor0",)) -> None:
     public, secret = new_pair()
     for folder in (keys_dir, keys_dir / ALLOWED):
         folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
+        close_to_others(folder, 0o700, folder)
     write_new(keys_dir / f"{LEARNER}.json", LearnerFile(public=public, secret=secret))
     for actor_id in actor_ids:
         create_actor_key(keys_dir, actor_id)
@@ -267,11 +267,21 @@ def write_new(file: Path, content: Record) -> None:
         raise SecurityError(f"{file} exists; use the key in it, or remove the file to make a new one.") from None
     with removed_if_it_fails(file):
         with open(descriptor, "wb") as stream:
-            os.fchmod(descriptor, 0o600)
+            close_to_others(descriptor, 0o600, file)
             stream.write(msgspec.json.encode(content))
             stream.flush()
             os.fsync(descriptor)
         sync_folder(file.parent)
+
+
+def close_to_others(opened: Path | int, mode: int, path: Path) -> None:
+    """Set the mode. SecurityError if the disk keeps none, as a drive of Windows in WSL. opened: what to set it of."""
+    os.chmod(opened, mode)
+    if stat.S_IMODE(os.stat(opened).st_mode) & 0o077:
+        raise SecurityError(
+            f"{path} can be read by others, since its disk keeps no permissions; choose a run directory on another"
+            f" disk, such as --out {os.path.expanduser('~/runs/first')}."
+        )
 
 
 @contextmanager

@@ -5,12 +5,15 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import zmq
@@ -19,11 +22,13 @@ from protocol.access.allow_list import ZAP_DOMAIN, AllowList
 from protocol.access.allowance import Allowances
 from protocol.access.keys import (
     ActorKey,
+    LearnerFile,
     create_actor_key,
     create_keys,
     load_actor_key,
     load_learner_keys,
     read_allowed,
+    write_new,
 )
 from protocol.access.sparse_log import SparseLog
 from protocol.codec import encode
@@ -89,6 +94,26 @@ def test_a_folder_that_is_there_is_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir(mode=0o755)
     create_keys(tmp_path / "keys")
     assert mode(tmp_path / "keys") == 0o700
+
+
+def test_a_disk_that_keeps_no_permissions_is_no_place_for_keys(keys: Path) -> None:
+    def show_all_to_all(_frame: FrameType, event: str, called: Any) -> None:
+        # As a drive of Windows in WSL: whatever is looked at has mode 0777.
+        if event == "c_call" and called is os.stat:
+            for path in (keys, *keys.iterdir()):
+                os.chmod(path, 0o777)
+
+    before = {file.name for file in keys.iterdir()}
+    told = r"{} can be read by others, since its disk keeps no permissions; .* such as --out "
+    sys.setprofile(show_all_to_all)
+    try:
+        with pytest.raises(SecurityError, match=told.format(keys)):
+            create_keys(keys, ["actor1"])
+        with pytest.raises(SecurityError, match=told.format(keys / "more.json")):
+            write_new(keys / "more.json", LearnerFile(public="", secret=""))
+    finally:
+        sys.setprofile(None)
+    assert {file.name for file in keys.iterdir()} == before
 
 
 def test_keys_are_not_overwritten(keys: Path) -> None:
