@@ -9,6 +9,7 @@ scoring worker has.
 """
 
 import platform
+import sysconfig
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Software:
     """The allowed versions."""
     libraries: tuple[Library, ...]
     """All dependencies except those of extras."""
+    waits_steadily: bool = True
+    """A timed wait ignores changes of the clock. Not so in a Python built against a glibc before 2.30."""
 
 
 def look_at_software(pyproject: Path = PYPROJECT) -> Software:
@@ -63,6 +66,7 @@ def look_at_software(pyproject: Path = PYPROJECT) -> Software:
         python=platform.python_version(),
         python_versions=python_versions,
         libraries=tuple(library(Requirement(text)) for text in requirements if "extra ==" not in text),
+        waits_steadily=bool(sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")),
     )
 
 

@@ -33,6 +33,12 @@ def python(machine: Machine) -> Finding:
     found = f"Python {software.python}, expected {software.python_versions}"
     if software.python not in SpecifierSet(software.python_versions, prereleases=True):
         return error(found, "install a newer Python and make .venv again: PYTHON=/path/to/python ./launch/run.sh")
+    if not software.waits_steadily:
+        # The timer of shared/process/watchdog.py is such a wait.
+        return note(
+            f"{found}; its waits follow the clock: a machine that wakes, or a clock that is set, may end a run",
+            "keep the machine awake, or continue the run with `resume`",
+        )
     return ok(found)
 
 

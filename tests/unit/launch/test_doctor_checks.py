@@ -65,6 +65,7 @@ LARGE = both(configured(batch={"recompute": "never"}), but("model", shape=QWEN_1
 ON_CARD = both(torch(), configured(compute={"device": "cuda"}))
 
 CASES = [
+    case("software.python", "note", but("software", waits_steadily=False), "its waits follow the clock", "`resume`"),
     case("software.python", "error", but("software", python="3.10.2"), "Python 3.10.2, expected >=3.11", "PYTHON="),
     case("software.libraries", "warning", but("software", libraries=(NUMPY,)), "numpy 2.2.0 (expected <3", "run.sh"),
     case(

@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import sysconfig
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_version_ranges_are_those_of_pyproject(tmp_path: Path) -> None:
     software = look_at_software(tmp_path / "pyproject.toml")
     assert software.python == ".".join(map(str, sys.version_info[:3]))
     assert software.python_versions == ">=3.11"
+    assert software.waits_steadily == (sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT") == 1)
     numpy, absent = software.libraries
     assert (numpy.name, numpy.installed) == ("numpy", version("numpy"))
     assert set(numpy.versions.split(",")) == {">=2.3", "<3"}
