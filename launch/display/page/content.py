@@ -54,6 +54,9 @@ class RunPage:
     """Name, of all steps, of a point of reward; empty before the first step."""
     chosen: Sequence[Chosen]
     events: Sequence[Event]
+    """The last ones."""
+    earlier_events: int
+    """How many more there are."""
     changed: Rows
     """Keys that are not the default: key, value, default."""
     config: str
@@ -64,7 +67,7 @@ class RunPage:
 
 
 def page_of(run: Run) -> RunPage:
-    evaluations, config = run.evaluations(), msgspec.to_builtins(run.config())
+    evaluations, config, events = run.evaluations(), msgspec.to_builtins(run.config()), run.events()
     return RunPage(
         name=run.path.resolve().name,
         status=status(run),
@@ -77,7 +80,8 @@ def page_of(run: Run) -> RunPage:
         costs=list(cost_rows(run)),
         spent=list(spent_rows(run.spent())) if len(run.metrics) else [],
         chosen=chosen_groups(run.rollouts),
-        events=run.events()[:MOST_EVENTS],
+        events=events[-MOST_EVENTS:],
+        earlier_events=max(0, len(events) - MOST_EVENTS),
         changed=changed_keys(config),
         config=msgspec.json.format(msgspec.json.encode(config), indent=2).decode(),
         versions=version_rows(run),
