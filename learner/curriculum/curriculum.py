@@ -9,8 +9,9 @@ Every start of a run and every replay makes these calls in this order. So the ta
 of the steps before s - max_lag (replacements: before s).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +45,10 @@ class Curriculum(Protocol):
 
     def metrics(self) -> CurriculumFigures:
         """For the row of this step."""
+        ...
+
+    def way_back(self) -> Callable[[], None]:
+        """What takes it back to now. Asked for in every step, so it costs no more than an array of the tasks."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -81,6 +86,9 @@ class Shuffled:
 
     def metrics(self) -> CurriculumFigures:
         return CurriculumFigures(stage=0, pass_rate=self.pass_rate, effective_tasks=self.num_tasks)
+
+    def way_back(self) -> Callable[[], None]:
+        return partial(self.load_state_dict, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

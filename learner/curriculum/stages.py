@@ -11,7 +11,8 @@ earlier stage still arrive for a while. learner/continual/anchor.py says what ha
 import hashlib
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -76,6 +77,9 @@ class Staged:
         share = self.replay if self.earlier else 0.0
         squares = (1 - share) ** 2 / len(self.stages[self.stage]) + share**2 / max(1, len(self.earlier))
         return CurriculumFigures(stage=self.stage, pass_rate=self.last, effective_tasks=1 / squares)
+
+    def way_back(self) -> Callable[[], None]:
+        return partial(self.load_state_dict, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,6 @@ the same numbers. A step that was ordered keeps its number.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -127,8 +126,8 @@ class StepPlan:
     ) -> None:
         """recheck: of a collected step."""
         self.recheck = recheck
-        self.collected: tuple[Pending, dict[str, Any]] | None = None
-        """The last step that was collected, and the state of the curriculum before."""
+        self.collected: tuple[Pending, Callable[[], None]] | None = None
+        """The last step that was collected, and what takes the curriculum back to before it."""
         self.config = config
         self.tasks = tasks
         self.curriculum = curriculum
@@ -150,7 +149,7 @@ class StepPlan:
         """The judged groups of a step, replacements included. Unfilled leaves the plan unchanged."""
         pending = self.pending[0]
         assert pending.step == step
-        self.collected = pending, deepcopy(self.curriculum.state_dict())
+        self.collected = pending, self.curriculum.way_back()
         filled = self.filler.collect([order.order_id for order in self.orders(pending, first_slot=0)])
         tasks, found = self.replaced(pending, collected(filled, self.judge))
         self.pending.pop(0)
@@ -161,15 +160,15 @@ class StepPlan:
         """Take back the step that was collected last, if its orders have numbers of a liar; it is ordered again."""
         if self.collected is None or not self.recheck(filled):
             return False
-        pending, before = self.collected
-        self.curriculum.load_state_dict(before)
+        pending, take_back = self.collected
+        take_back()
         self.pending.insert(0, pending)
         self.filler.submit(self.orders(pending, first_slot=0))
         return True
 
     def replaced(self, pending: Pending, found: Collected) -> tuple[list[int], Collected]:
         """Tasks and groups of a step, with replacements for the groups that teach nothing."""
-        before = deepcopy(self.curriculum.state_dict()) if self.config.rollout.replacement_rounds else {}
+        take_back = self.curriculum.way_back()
         tasks = pending.tasks
         for _ in range(self.config.rollout.replacement_rounds):
             missing = len(pending.tasks) - found.teaching
@@ -179,7 +178,7 @@ class StepPlan:
             try:
                 found += self.replace(more, first_slot=len(tasks))
             except Unfilled:
-                self.curriculum.load_state_dict(before)
+                take_back()
                 raise
             tasks = tasks + more.tasks
         return tasks, found

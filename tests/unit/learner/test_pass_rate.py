@@ -102,6 +102,30 @@ def test_seeds_draw_differently_and_the_same_seed_the_same() -> None:
     assert draws[0] == draws[1] != draws[2]
 
 
+def test_taken_back_it_goes_on_where_it_was() -> None:
+    chosen = curriculum([0, 0, 1, 1, 1])
+    told(chosen, {0: (8, 8), 2: (2, 8)})
+    chosen.next(2)
+    before, take_back = chosen.state_dict(), chosen.way_back()
+    for _ in range(2):
+        asked = chosen.next(2)
+        told(chosen, {3: (4, 8)})
+        assert chosen.state_dict() != before
+        take_back()
+        assert chosen.state_dict() == before
+        assert chosen.next(2) == asked
+        take_back()
+
+
+def test_a_state_that_was_saved_stays_as_it_was() -> None:
+    chosen = curriculum([0, 0, 1, 1, 1])
+    chosen.next(1)
+    state = chosen.state_dict()
+    spelled = json.dumps(state)
+    chosen.next(1)
+    assert json.dumps(state) == spelled
+
+
 def test_saved_and_loaded_it_goes_on_where_it_was() -> None:
     def step(chosen: PassRate, number: int) -> list[int]:
         tasks = chosen.next(4)

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
 from learner.curriculum.curriculum import Shuffled
+from learner.curriculum.pass_rate import PassRate
 from learner.objective.batch import flat
 from learner.objective.judged import PassCount
 from learner.orders.plan import StepPlan, Unfilled
 from protocol.messages import FilledOrder, Order, Policy
+from shared.config.data import CurriculumConfig
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from tests.support.fakes import filled, toy_policy, toy_tasks
@@ -235,6 +238,32 @@ def test_a_step_that_is_sampled_again_is_ordered_as_before(rounds: int) -> None:
     again = plan.collect(0)
     assert list(map(plain, filler.ordered)) == 2 * ordered
     assert list(map(plain, again.filled)) == list(map(plain, found.filled)) and plan.state_dict() == after
+
+
+class LargePassRate(PassRate):
+    """Of so many tasks that nobody may spell its state in a step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_step_does_not_ask_a_curriculum_for_its_whole_state(rounds: int) -> None:
+    """Though it may be sampled again, after which all is as before."""
+    filler, config = NotedFiller(), config_for(0, rounds)
+    curriculum = LargePassRate([0] * 30, 0, CurriculumConfig())
+    plan = StepPlan(config, toy_tasks(30), curriculum, filler, lambda filled: True)
+    plan.order_ahead(version=0)
+    plan.collect(0)
+    filler.publish(toy_policy(1), plan.oldest_needed())
+    plan.order_ahead(version=1)
+    before = PassRate.state_dict(curriculum)
+    found = plan.collect(1)
+    after = PassRate.state_dict(curriculum)
+    assert plan.sample_again(found.filled) and PassRate.state_dict(curriculum) == before
+    again = plan.collect(1)
+    assert list(map(plain, again.filled)) == list(map(plain, found.filled))
+    assert before != after == PassRate.state_dict(curriculum)
 
 
 def test_a_step_in_which_nobody_lied_stays() -> None:
