@@ -158,12 +158,12 @@ class CheckpointStore:
 
     def digests(self, name: str) -> dict[int, str]:
         """Step -> sha256 of this file, as the manifest has it. A damaged manifest does not count."""
-        found: dict[int, str] = {}
-        for step, path in self._folders().items():
-            with suppress(Broken):
-                files = read_manifest(path).files
-                found |= {step: files[name].sha256} if name in files else {}
-        return found
+        found = {step: digest_in(path, name) for step, path in self._folders().items()}
+        return {step: sha256 for step, sha256 in found.items() if sha256}
+
+    def digest(self, step: int, name: str) -> str:
+        """The same of one step; empty if there is none."""
+        return digest_in(self.path(step), name)
 
     def path(self, step: int) -> Path:
         """The folder of a step's checkpoint, which need not exist."""
@@ -216,6 +216,13 @@ def read_manifest(path: Path) -> Manifest:
     if manifest_bytes(manifest) != data:
         raise Broken(f"{file} does not match its own sha256")
     return manifest
+
+
+def digest_in(path: Path, name: str) -> str:
+    with suppress(Broken):
+        files = read_manifest(path).files
+        return files[name].sha256 if name in files else ""
+    return ""
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:

@@ -11,7 +11,7 @@ finished run is trained further, its former end is a checkpoint like any other: 
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from msgspec import structs
@@ -19,6 +19,9 @@ from msgspec import structs
 from shared.config.processes import EvalConfig
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.evaluation import Evaluation, largest
+
+MANY = 20
+"""Checkpoints that wait for their evaluation; of more, the log warns once."""
 
 log = logging.getLogger("learner")
 
@@ -114,6 +117,14 @@ class StoredResults(EvaluationStore, Protocol):
         """Step -> sha256 of the adapter, for the checkpoints on disk."""
         ...
 
+    def adapter(self, step: int) -> str:
+        """The same of one checkpoint; empty if it is not there."""
+        ...
+
+    def written_at(self) -> int:
+        """When an evaluation was written last, by the clock of the disk."""
+        ...
+
     def keep(self, steps: Collection[int]) -> None:
         """These checkpoints stay, beside the newest and the best."""
         ...
@@ -121,7 +132,8 @@ class StoredResults(EvaluationStore, Protocol):
 
 class BesideSchedule:
     """Takes in what a process of its own has evaluated (eval.beside; launch/evaluator). Training waits for nothing: a
-    result counts when it is there, and its checkpoint stays until then."""
+    result counts when it is there, and its checkpoint stays until then. However many wait, a step in which none came
+    looks at none."""
 
     def __init__(self, config: EvalConfig, steps: int, store: StoredResults, tasks_sha256: str) -> None:
         """steps: of the whole run. tasks_sha256: of the held-out tasks."""
@@ -129,40 +141,72 @@ class BesideSchedule:
         self.steps = steps
         self.store = store
         self.tasks_sha256 = tasks_sha256
-        self.noted: set[int] = set()
+        self.has_base = False
+        self.waiting: dict[int, str] = {}
+        """Step -> sha256 of its adapter."""
+        self.looked = (0, 0)
+        """When an evaluation had been written last, at the last two looks."""
+        self.warned = False
 
     def begin(self, done: int) -> None:
-        self.after(done)
-        self.take_former_end(done)
+        adapters = {step: sha256 for step, sha256 in self.store.adapters().items() if step <= done}
+        self.waiting = {step: sha256 for step, sha256 in adapters.items() if self.config.is_due(step)}
+        self.take_base()
+        self.take(self.waiting)
+        if done < self.steps:
+            self.take_former_end(adapters)
 
     def after(self, done: int) -> None:
-        self.take_base()
-        adapters = self.store.adapters()
-        due = {step for step in adapters if step <= done and self.config.is_due(step)}
-        for step in sorted(due - self.noted):
-            found = result_of(self.store.evaluation, step, adapters[step], self.tasks_sha256)
+        new = {done: self.store.adapter(done)} if self.config.is_due(done) else {}
+        self.waiting |= {step: sha256 for step, sha256 in new.items() if sha256}
+        if self.something_came():
+            self.take_base()
+            new = self.waiting
+        self.take(new)
+        self.warn_if_many()
+
+    def something_came(self) -> bool:
+        """Asked once more after it did: of two changes that follow each other at once, both have the same time."""
+        written_at = self.store.written_at()
+        came = self.looked != (written_at, written_at)
+        self.looked = (self.looked[1], written_at)
+        return came
+
+    def take(self, steps: Collection[int]) -> None:
+        """The results of these that are there; others go on waiting."""
+        for step in sorted(self.waiting.keys() & set(steps)):
+            found = result_of(self.store.evaluation, step, self.waiting[step], self.tasks_sha256)
             if found:
-                self.noted.add(step)
+                del self.waiting[step]
                 self.store.note(found, may_be_best=True)
-        self.store.keep(due - self.noted)
+        self.store.keep(set(self.waiting))
 
     def take_base(self) -> None:
-        base = None if 0 in self.noted else self.store.evaluation("base")
+        base = None if self.has_base else self.store.evaluation("base")
         if base and base.tasks_sha256 == self.tasks_sha256:
-            self.noted.add(0)
+            self.has_base = True
             self.store.note(base, may_be_best=False)
 
-    def take_former_end(self, done: int) -> None:
+    def take_former_end(self, adapters: Mapping[int, str]) -> None:
         final = self.store.evaluation("final")
-        adapters = {step: sha256 for step, sha256 in self.store.adapters().items() if step <= done < self.steps}
         if final and (adapters.get(final.version), self.tasks_sha256) == (final.adapter_sha256, final.tasks_sha256):
-            self.noted.add(final.version)
             self.store.write_evaluation(of_step(final))
             self.store.note(final, may_be_best=True)
 
+    def warn_if_many(self) -> None:
+        if len(self.waiting) > MANY and not self.warned:
+            self.warned = True
+            log.warning(
+                "%d checkpoints wait for their evaluation, and stay on the disk until then: one takes longer than %d"
+                " steps; raise eval.every, or lower eval.problems or eval.samples",
+                len(self.waiting),
+                self.config.every,
+            )
+
     def end(self, done: int) -> None:
         """What is not there yet, the evaluating process notes when the learner has ended."""
-        self.after(done)
+        self.take_base()
+        self.take(self.waiting)
 
 
 def result_of(

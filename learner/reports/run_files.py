@@ -109,6 +109,12 @@ class RunFiles:
     def adapters(self) -> dict[int, str]:
         return self.checkpoints.digests(ADAPTER)
 
+    def adapter(self, step: int) -> str:
+        return self.checkpoints.digest(step, ADAPTER)
+
+    def written_at(self) -> int:
+        return self.run.eval.stat().st_mtime_ns
+
     def keep(self, steps: Collection[int]) -> None:
         self.waiting = steps
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+import pytest
+
 from learner.evaluation.schedule import BesideSchedule, EvalSchedule, in_words
 from shared.config.processes import EvalConfig
 from shared.run.evaluation import Evaluation
@@ -131,27 +133,42 @@ class ResultStore(MemoryStore):
         super().__init__()
         self.steps = steps
         self.kept_steps: set[int] = set()
+        self.time = 0
+        self.looked_for: list[str] = []
+
+    def evaluation(self, label: str) -> Evaluation | None:
+        self.looked_for.append(label)
+        return super().evaluation(label)
+
+    def written_at(self) -> int:
+        return self.time
+
+    def adapter(self, step: int) -> str:
+        return f"v{step}" if step in self.steps else ""
 
     def adapters(self) -> dict[int, str]:
+        self.looked_for.append("all checkpoints")
         return {step: f"v{step}" for step in self.steps}
 
     def keep(self, steps: Collection[int]) -> None:
         self.kept_steps = set(steps)
 
     def came(self, label: str, version: int, **changes: str) -> None:
+        self.time += 1
         found = {"tasks_sha256": "tasks of 2", "adapter_sha256": f"v{version}"} | changes
         self.kept[label] = toy_evaluation([True, False], label=label, version=version, **found)
 
 
-def beside(store: ResultStore) -> BesideSchedule:
-    return BesideSchedule(EvalConfig(every=2, beside=True), 8, store, "tasks of 2")
+def beside(store: ResultStore, steps: int = 8) -> BesideSchedule:
+    return BesideSchedule(EvalConfig(every=2, beside=True), steps, store, "tasks of 2")
 
 
 def test_results_count_when_they_come_and_their_checkpoints_stay_until_then() -> None:
     store = ResultStore(2, 3, 4)
     schedule = beside(store)
     schedule.begin(0)
-    schedule.after(3)
+    for done in (1, 2, 3):
+        schedule.after(done)
     assert (store.rows, store.kept_steps) == ([], {2})
     store.came("base", 0)
     store.came("step-000004", 4)
@@ -161,6 +178,57 @@ def test_results_count_when_they_come_and_their_checkpoints_stay_until_then() ->
     schedule.after(5)
     schedule.after(6)
     assert (store.rows, store.noted, store.kept_steps) == ([0, 4, 2], [4, 2], set())
+
+
+def test_a_step_in_which_no_result_came_looks_at_none_however_many_wait() -> None:
+    store = ResultStore(*range(2, 400))
+    schedule = beside(store, steps=400)
+    schedule.begin(0)
+    for done in range(1, 399):
+        schedule.after(done)
+    store.looked_for.clear()
+    schedule.after(399)
+    assert store.looked_for == [] and len(store.kept_steps) == 199
+    store.came("step-000002", 2)
+    schedule.after(400)
+    assert store.noted == [2] and len(store.kept_steps) == 198
+
+
+def test_of_two_results_at_the_same_time_the_second_is_seen_too() -> None:
+    """The clock of a disk goes in ticks."""
+    store = ResultStore(2, 4)
+    schedule = beside(store)
+    schedule.begin(0)
+    for done in range(1, 8):
+        schedule.after(done)
+    store.came("step-000002", 2)
+    schedule.after(8)
+    store.came("step-000004", 4)
+    store.time -= 1
+    schedule.after(9)
+    assert store.noted == [2, 4]
+
+
+def test_a_step_that_is_done_again_finds_its_result_at_once() -> None:
+    store = ResultStore(2, 4)
+    schedule = beside(store)
+    store.came("step-000004", 4)
+    schedule.begin(2)
+    schedule.after(3)
+    schedule.after(4)
+    assert (store.noted, store.kept_steps) == ([4], {2})
+
+
+def test_the_log_says_once_that_many_checkpoints_wait(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = beside(ResultStore(*range(2, 100)), steps=100)
+    schedule.begin(0)
+    for done in range(1, 41):
+        schedule.after(done)
+    assert not caplog.records
+    for done in range(41, 100):
+        schedule.after(done)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("21 checkpoints wait for their evaluation")
 
 
 def test_a_result_of_other_tasks_or_of_another_adapter_does_not_count() -> None:

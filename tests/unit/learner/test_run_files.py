@@ -1,12 +1,14 @@
 """Which checkpoint is the best: by held-out accuracy, not by training reward."""
 
+import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
-from learner.durable.state import Best, RunTotals, better
+from learner.durable.state import ADAPTER, Best, RunTotals, better
 from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.reports.run_files import RunFiles
@@ -98,6 +100,26 @@ def test_a_checkpoint_that_waits_for_its_evaluation_stays(tmp_path: Path) -> Non
     start.files.keep(())
     start.step(50, None)
     assert not start.store.path(20).exists()
+
+
+def test_an_adapter_has_the_digest_that_its_manifest_says(tmp_path: Path) -> None:
+    files = Start(tmp_path / "run").files
+    files.checkpoints.save(Checkpoint(step=10, files={ADAPTER: b"weights"}))
+    assert files.adapter(10) == files.adapters()[10] == hashlib.sha256(b"weights").hexdigest()
+    files.checkpoints.save(Checkpoint(step=20, files={"a": b"20"}), keep_also=[10])
+    (files.checkpoints.path(10) / "MANIFEST.json").write_text("damaged")
+    assert (files.adapter(10), files.adapter(20), files.adapter(30), files.adapters()) == ("", "", "", {})
+
+
+def test_a_new_evaluation_changes_when_one_was_written_last(tmp_path: Path) -> None:
+    files = Start(tmp_path / "run").files
+    files.run.eval.mkdir(exist_ok=True)
+    os.utime(files.run.eval, ns=(0, 0))
+    assert files.written_at() == 0
+    for label in ("base", "base"):
+        files.write_evaluation(toy_evaluation([True], label=label))
+        assert files.written_at() > 0
+        os.utime(files.run.eval, ns=(0, 0))
 
 
 def test_an_evaluation_that_a_row_shows_is_not_shown_again(tmp_path: Path) -> None:
