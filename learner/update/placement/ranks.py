@@ -1,6 +1,6 @@
 """The ranks of a learner as processes: how they meet, and what they tell each other.
 
-    meeting      a file in the run's folder, then connections of gloo between all ranks
+    meeting      all ranks, once they have loaded: a file in the run's folder, then connections of gloo between them
     from_first   bytes of rank 0 -> all ranks
     gathered     bytes of each rank -> those of all, on all ranks
     to_first     the same, on rank 0
@@ -9,7 +9,9 @@
 Only tensors cross: the collectives of torch.distributed for objects pickle. Sums are gathered and added here, since an
 all-reduce adds in an order of its own. A rank that dies closes its connections, and the others end with RankLost. There
 is no limit on a wait, which may last as long as an evaluation: a process that hangs is ended by its own watchdog, and a
-stopped one by the launcher. Who waits calls `meanwhile`.
+stopped one by the launcher. Who waits calls `meanwhile`. The meeting has none either: rank 0 may have to wait for the
+card before it loads, and reads the journal. The launcher ends all ranks if one dies; the log says who keeps the others
+waiting.
 
 A rank whose memory runs out tells the others instead of what it found, or after what each does by itself. All of them
 then repeat the step in smaller parts (learner/update/budget.py).
@@ -18,7 +20,10 @@ gloo neither encrypts nor asks who connects. So connections stay on this machine
 GLOO_SOCKET_IFNAME names another one, whose network must be trusted.
 """
 
+import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -30,6 +35,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load
 from torch import nn
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from learner.update.placement.placement import (
     ALL,
@@ -54,11 +60,14 @@ LOOPBACK = "lo"
 MEETING = "ranks-"
 """Beginning of the name of the file where ranks meet."""
 NO_LIMIT = timedelta(days=365)
+CAME = "rank {}"
 SUMMED_AT_ONCE = 2**22
 """Values of a gradient: 16 MiB of each rank."""
 OUT_OF_MEMORY, FITS = b"", b"1"
 Add = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 """A gradient of each rank -> the sums that this rank has."""
+
+log = logging.getLogger(__name__)
 
 
 class RankGroup:
@@ -143,8 +152,9 @@ def as_tensor(data: bytes) -> torch.Tensor:
 
 
 @contextmanager
-def meeting(folder: Path, name: str, *, rank: int, size: int, wait_s: float) -> Iterator[RankGroup]:
-    """All ranks name the same meeting, which no earlier start of the run had. wait_s: for the others to come."""
+def meeting(folder: Path, name: str, *, rank: int, size: int, late_s: float) -> Iterator[RankGroup]:
+    """All ranks name the same meeting, which no earlier start of the run had. late_s: after so long, the log says who
+    is missing."""
     make_folder(folder)
     place = folder / f"{MEETING}{name}"
     if rank == 0:
@@ -155,12 +165,28 @@ def meeting(folder: Path, name: str, *, rank: int, size: int, wait_s: float) -> 
     reach("before ranks meet", str(rank))
     with losing():
         store = dist.FileStore(str(place), size)  # pyright: ignore[reportPrivateImportUsage]
-        store.set_timeout(timedelta(seconds=wait_s))
+        wait_for_all(store, rank, size, late_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=NO_LIMIT)
     reach("after ranks meet", str(rank))
     yield RankGroup(rank, size)
     # Not after an error: gloo would wait for what the others never send. The end of the process closes connections.
     dist.destroy_process_group()
+
+
+def wait_for_all(store: Store, rank: int, size: int, late_s: float) -> None:
+    store.set(CAME.format(rank), "")
+    missing, late_at = set(range(size)), time.monotonic() + late_s
+
+    def all_came() -> bool:
+        nonlocal late_at
+        missing.difference_update([other for other in missing if store.check([CAME.format(other)])])
+        if missing and time.monotonic() > late_at:
+            late_at = math.inf
+            names = ", ".join(map(str, sorted(missing)))
+            log.warning("has waited %g s for rank %s of the learner; its log says what it does", late_s, names)
+        return not missing
+
+    poll(all_came, nothing)
 
 
 class Ranks:

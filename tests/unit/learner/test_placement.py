@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from learner.orders.plan import Unfilled
 from learner.orders.shared import STOPS, FirstRank, OtherRank, agreed
@@ -18,7 +20,7 @@ from learner.update.figures import PASS_PART
 from learner.update.forward_pass import UNCHANGED
 from learner.update.gradient_check import NumericalFault
 from learner.update.placement.placement import ALONE, Form, InTurns, Placement, rank_of_each, tokens_of_rank
-from learner.update.placement.ranks import Ranks, packed, unpacked
+from learner.update.placement.ranks import Ranks, packed, unpacked, wait_for_all
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.wiring import build_trainer
 from protocol.codec import encode
@@ -291,3 +293,26 @@ def test_ranks_with_another_adapter_end_the_run_before_it_is_published(rank: int
     assert filler.published == []
     FirstRank(Fakes(), filler, NotedSizes()).publish(policy, 3)
     assert filler.published == [3]
+
+
+def test_a_rank_that_waits_for_another_goes_on_and_says_once_for_whom(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit would end runs whose rank 0 waits for its card, or reads a long journal."""
+
+    def rank(number: int, late_s: float) -> Thread:
+        store = FileStore(str(tmp_path / "meeting"), 3)
+        thread = Thread(target=wait_for_all, args=(store, number, 3, late_s), daemon=True)
+        thread.start()
+        return thread
+
+    first, second = rank(0, 0.1), rank(2, 60.0)
+    first.join(1.0)
+    assert first.is_alive() and second.is_alive()
+    assert [record.getMessage() for record in caplog.records] == [
+        "has waited 0.1 s for rank 1 of the learner; its log says what it does"
+    ]
+    for thread in (rank(1, 60.0), first, second):
+        thread.join(60.0)
+        assert not thread.is_alive()
+    assert len(caplog.records) == 1
