@@ -22,6 +22,7 @@ from learner.update.figures import StepResult
 from protocol.messages import Group
 from shared.config.processes import LogConfig
 from shared.run.files import LineLog
+from shared.run.rollout_index import RolloutIndex
 from shared.run.rollouts import Fate, RolloutGroup, RolloutSample, Turn, Values, pack_group, task_key
 
 DIGITS, GAP_DIGITS = 4, 6
@@ -89,9 +90,11 @@ class RolloutLog:
                 self.lines.append_line(line)
 
     def resume_at(self, step: int) -> None:
-        # The log may have gigabytes, and nothing depends on it, so it is not written again for nothing.
-        if not self.lines.ends_before(step):
-            self.lines.truncate_from(step)
+        """Keep the rows before `step`. The log may have gigabytes, so no row is decoded, and nothing is written again
+        where there is nothing to drop."""
+        end = RolloutIndex(self.lines.path).end_before(step)
+        if end < self.lines.size:
+            self.lines.cut_to(end)
 
     def group(self, step: int, judged: JudgedGroup, task: Task, facts: StepFacts) -> RolloutGroup:
         group = judged.group

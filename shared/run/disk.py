@@ -38,10 +38,25 @@ def write(fd: int, data: bytes | memoryview, path: Path) -> int:
     return taken
 
 
+def write_all(fd: int, data: bytes | memoryview, path: Path) -> None:
+    """os.write may write only a part."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[write(fd, rest, path) :]
+
+
 def fsync(fd: int, path: Path) -> None:
     reach("before fsync", path)
     os.fsync(fd)
     reach("after fsync", path)
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fsync(fd, folder)
+    finally:
+        os.close(fd)
 
 
 def truncate(fd: int, size: int, path: Path) -> None:

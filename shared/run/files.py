@@ -31,6 +31,7 @@ import msgspec
 
 from shared.errors import RunDirError
 from shared.run import disk
+from shared.run.disk import sync_folder, write_all
 
 OUT = "--out"
 REMEDIES = {
@@ -233,21 +234,6 @@ def write_new(path: Path, parts: Iterable[bytes | memoryview], mode: int, *, dur
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes | memoryview, path: Path) -> None:
-    """os.write may write only a part."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[disk.write(fd, rest, path) :]
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.fsync(fd, folder)
-    finally:
-        os.close(fd)
-
-
 def cut(path: Path, size: int) -> None:
     """Keep the first `size` bytes of a file, durably."""
     with disk_errors(path):
@@ -352,10 +338,18 @@ class LineLog:
     def sync(self) -> None:
         self._file.sync()
 
-    def ends_before(self, step: int) -> bool:
-        """Whether `truncate_from` would drop nothing. It also makes the file durable, which this does not."""
+    def cut_to(self, size: int) -> None:
+        """Keep the first bytes, in a new file, so that readers notice. On a full disk the file itself is cut; then they
+        notice unless it has grown again before they look."""
         with self.path.open("rb") as file:
-            return all(is_before(line, step) for line in file)
+            try:
+                write_whole_of(self.path, head_of(file, size))
+            except RunDirError as error:
+                if getattr(error.__cause__, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                cut(self.path, size)
+        self._file.close()
+        self._file = AppendFile(self.path)
 
     def truncate_from(self, step: int) -> None:
         """Keep the rows before `step`, for a run that continues there. Unreadable rows are dropped too."""
@@ -378,6 +372,11 @@ def drop_torn_line(path: Path) -> None:
             whole = file.read(end - start).rfind(b"\n")
     if start + whole + 1 < size:
         cut(path, start + whole + 1)
+
+
+def head_of(file: IO[bytes], size: int) -> Iterator[bytes]:
+    while part := file.read(min(BLOCK, size - file.tell())):
+        yield part
 
 
 def rows_before(file: IO[bytes], step: int) -> Iterator[bytes]:

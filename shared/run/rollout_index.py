@@ -100,6 +100,13 @@ class RolloutIndex:
         self.look()
         return sorted(self.places)
 
+    def end_before(self, step: int) -> int:
+        """Where the lines of earlier steps end in the file. Damage behind them is not counted."""
+        self.look()
+        later = [places[0] for found, places in self.places.items() if found >= step]
+        last = min(later, default=len(self.offsets)) - 1
+        return self.offsets[last] + self.lengths[last] if last >= 0 else 0
+
     def heads(self, step: int) -> dict[int, GroupHead]:
         """The groups of a step by number, without texts."""
         return self.of_step(step, self.head)

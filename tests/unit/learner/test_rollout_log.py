@@ -1,5 +1,6 @@
 """rollouts.jsonl: groups of each step in full, with what the learner and the actor knew of each token."""
 
+import errno
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from shared.config.tree import BatchConfig, Config, LossConfig
 from shared.model.policy import Policy
 from shared.run.files import LineLog
 from shared.run.rollouts import RolloutGroup, line_bytes, task_key, unpack_group
+from tests.support.disk_faults import failing
 from tests.support.fakes import spelled, spelled_words, tiny_group, tiny_policy
 from tests.support.steps import collected_of, forward_pass_of, step_batch, teaching_samples, update_of, update_stats
 from tests.support.wire_examples import timings
@@ -202,5 +204,25 @@ def test_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
     assert path.stat().st_ino == before, "with nothing to drop it is not written again"
     with path.open("ab") as file:
         file.write(b"\0" * 9 + b"\n")
+    log = RolloutLog(LineLog(path), CONFIG.log, spelled_words())
     log.resume_at(4)
     assert [row.step for row in rows(path)] == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EDQUOT])
+def test_a_run_that_ended_on_a_full_disk_drops_its_last_steps_without_room_for_a_copy(
+    tmp_path: Path, refusal: int
+) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    log = RolloutLog(LineLog(path), CONFIG.log, spelled_words())
+    for step in range(4):
+        log.log(step, collected_of(filled_orders(), CONFIG), batch(), StepResult())
+    whole = path.read_bytes()
+    with failing("write", refusal):
+        log.resume_at(3)
+    assert [row.step for row in rows(path)] == [1, 1, 2, 2] and list(tmp_path.iterdir()) == [path]
+    for step in (2, 3):
+        log.log(step, collected_of(filled_orders(), CONFIG), batch(), StepResult())
+    assert path.read_bytes() == whole
+    with pytest.raises(OSError, match="No such device"), failing("write", errno.ENODEV):
+        log.resume_at(3)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import RunDirError
+from shared.run.disk import write_all
 from shared.run.files import (
     BLOCK,
     AppendFile,
@@ -27,7 +28,6 @@ from shared.run.files import (
     remove_tree_whole,
     remove_unfinished,
     sync_files,
-    write_all,
     write_tree_whole,
     write_whole,
 )
@@ -373,6 +373,18 @@ def test_truncate_from_keeps_earlier_readable_rows_and_goes_on(tmp_path: Path) -
     log.close()
     assert rows(tmp_path / "l") == [{"step": 1}, {"step": 1, "again": True}, {"step": 2}]
     assert names(tmp_path) == {"l"}
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_a_log_that_is_cut_is_a_new_file_and_goes_on(tmp_path: Path, size: int) -> None:
+    path, content = tmp_path / "l", b"x" * 3 * BLOCK + b"\n"
+    path.write_bytes(content)
+    log, before = LineLog(path), path.stat().st_ino
+    log.cut_to(size)
+    assert path.read_bytes() == content[:size] and path.stat().st_ino != before and log.size == size
+    log.append_line(b"on\n")
+    log.close()
+    assert path.read_bytes() == content[:size] + b"on\n" and names(tmp_path) == {"l"}
 
 
 def test_a_log_longer_than_a_block_is_cut_and_kept_in_blocks(tmp_path: Path) -> None:

@@ -96,6 +96,19 @@ def test_rows_that_a_resumed_run_dropped_are_gone(file: Path) -> None:
     assert index.steps() == [] and index.size == 0 and index.group(1, 0) is None
 
 
+def test_the_lines_before_a_step_end_where_its_first_one_begins(tmp_path: Path) -> None:
+    """Without reading more than the beginning of a line. Damage between them stays, damage at the end does not."""
+    path, zeros = tmp_path / "rollouts.jsonl", b"\0" * 700 + b"\n"
+    first, second, third = pack_group(FIRST), pack_group(SECOND), pack_group(THIRD)
+    path.write_bytes(zeros + first + zeros + second + zeros + third + zeros)
+    ends = [RolloutIndex(path).end_before(step) for step in range(1, 5)]
+    after_second = len(zeros + first + zeros + second)
+    assert ends == [0, after_second, after_second, len(zeros + first + zeros + second + zeros + third)]
+    path.write_bytes(first.replace(b"prompt", b"pr\0mpt"))
+    assert RolloutIndex(path).end_before(2) == len(first)
+    assert RolloutIndex(tmp_path / "none").end_before(2) == 0
+
+
 @pytest.mark.parametrize(
     "damage",
     [
