@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.loss import KlTerms, KlTokens, LossTerms, TokenBatch, kl_loss, policy_loss, token_weights
+from learner.objective.loss import (
+    KlTerms,
+    KlTokens,
+    LossTerms,
+    TokenBatch,
+    corrected,
+    kl_loss,
+    policy_loss,
+    token_weights,
+)
 from shared.config.training import CLIPS_THE_RATIO
 from shared.config.tree import LossConfig
 from tests import reference
@@ -157,6 +166,20 @@ def test_clipped_tokens_are_those_whose_gradient_stops(kind: str) -> None:
     assert (gradient(leaves)[masks][stopped] == 0).all()
 
 
+def test_with_a_dual_clip_the_marked_tokens_are_those_without_gradient() -> None:
+    """Where the advantage is negative a ratio above the first clip still teaches, up to the second."""
+    config = LossConfig(kind="dapo", clip_low=0.1, clip_high=0.1, dual_clip=1.4, importance_cap=0.0)
+    completions = rollouts(1.0)
+    leaves = [o.logprobs.detach().clone().requires_grad_() for o in completions]
+    terms, _ = ours(completions, leaves, config, torch.float64)
+    terms.loss.backward()
+    advantages = torch.cat([torch.full((len(o.old),), o.advantage) for o in completions])
+    teaches = advantages != 0
+    assert torch.equal(terms.clipped[teaches], gradient(leaves)[teaches] == 0)
+    ratios = terms.ratios[advantages < 0]
+    assert ((ratios > 1.1) & (ratios <= 1.4)).any() and (ratios > 1.4).any()
+
+
 def test_cispo_marks_clipped_weights_and_stops_no_gradient() -> None:
     config = LossConfig(kind="cispo", clip_low=0.2, clip_high=0.28)
     completions = rollouts(1.0)
@@ -219,6 +242,13 @@ def test_masks_leave_out_tokens_or_whole_samples() -> None:
         [one] * len(row) for one, row in zip(kept, rows, strict=True)
     ]
     assert 0 < sum(kept) < sum(moved)
+
+
+@pytest.mark.parametrize("edge", ["importance_floor", "importance_cap"])
+@pytest.mark.parametrize("mask", ["token_mask", "sequence_mask"])
+def test_the_edges_of_a_mask_are_in_it(mask: str, edge: str) -> None:
+    keys: dict[str, Any] = {"importance": mask, edge: 1.0}
+    assert corrected(torch.zeros(3), LossConfig(**keys)).tolist() == [1.0] * 3
 
 
 def test_only_samples_that_did_badly_are_stale() -> None:

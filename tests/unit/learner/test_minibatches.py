@@ -13,7 +13,7 @@ from learner.objective.batch import StepBatch, TrainSample
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
 from learner.update.forward_pass import UNCHANGED
-from learner.update.mismatch import Mismatch
+from learner.update.mismatch import BF16, Mismatch
 from protocol.messages import Group
 from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig
 from shared.model.adapter_file import adapter_bytes
@@ -68,6 +68,9 @@ def test_groups_that_only_the_kl_needs_are_shared_out_too() -> None:
     assert [names(part)[-1] for part in batch.minibatches()] == ["a[2]", "equal[1]"]
     alone = batch_for(config_for(2, kl_beta=0.1), [EQUAL])
     assert alone.updates == 1 and names(alone.minibatches()[0]) == ["equal[0]", "equal[1]"]
+    two = batch_for(config_for(2, kl_beta=0.1), [EQUAL, structs.replace(EQUAL, group_id="same")])
+    assert two.updates == 2
+    assert [names(part) for part in two.minibatches()] == [["equal[0]", "equal[1]"], ["same[0]", "same[1]"]]
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo"])
@@ -193,6 +196,17 @@ def test_all_samples_pass_the_mismatch_gate_before_the_first_update(policy: Poli
     assert adapter_bytes(policy.adapter) == before
     update.undo()
     assert update.apply(0, step_batch(honest, 0, config, on_policy=True)).mismatch.max() < 1e-6
+
+
+def test_what_a_refused_step_has_measured_is_undone(checkpoint: Path) -> None:
+    """In bf16 the learner's own rounding has raised the limits, which no resumed run would have."""
+    config = config_for(1)
+    update = update_of(tiny_policy(checkpoint, dtype=torch.bfloat16), config)
+    with pytest.raises(Mismatch):
+        update.apply(0, step_batch(teaching_samples(TEACHING, config), 0, config, on_policy=True))
+    assert update.gate.limits != BF16
+    update.undo()
+    assert update.gate.limits == BF16
 
 
 def test_memory_that_runs_out_in_a_later_minibatch_repeats_the_whole_step(checkpoint: Path) -> None:

@@ -10,9 +10,12 @@ import torch
 
 from learner.objective.batch import Sample, StepBatch
 from learner.update.mismatch import (
+    BELIEVED,
     BF16,
     FP32,
     NF4_PLUGIN,
+    TIMES_MEAN,
+    TIMES_P99,
     Gap,
     Gate,
     Limits,
@@ -285,6 +288,7 @@ def test_a_learner_that_disagrees_with_itself_does_not_raise_the_limits_for_ever
         Suspects(at_temperature=lambda t: np.zeros(3), at_scale=lambda factor: np.zeros(3)),
     )
     assert "compute.dtype = fp32" in str(refusal(4, tokens, gate, suspects))
+    assert gate.limits == Limits(mean=TIMES_MEAN * BELIEVED.mean, p99=TIMES_P99 * BELIEVED.p99)
 
 
 def test_raised_limits_come_back_with_a_checkpoint() -> None:
@@ -295,6 +299,16 @@ def test_raised_limits_come_back_with_a_checkpoint() -> None:
     configured = Gate(0.2, BF16)
     configured.load_state_dict(configured.state_dict())
     assert configured.limits.p99 == 0.2
+
+
+def test_a_copy_measures_too_once_the_limits_have_risen() -> None:
+    gate = Gate(0.0, BF16)
+    assert gate.admits(gap(0.04, 0.2), Measured(gap(0.02, 0.1)))
+    copy, measured = gate.copy(), Measured(gap(0.03, 0.2))
+    assert copy.admits(gap(0.07, 0.5), measured) and measured.asked == 1
+    assert gate.limits.mean == 0.05, "those of the copy rise alone"
+    for fixed in (Gate(0.0, FP32), Gate(0.2, BF16)):
+        assert not fixed.copy().admits(gap(0.07, 0.5), measured) and measured.asked == 1
 
 
 def test_a_configured_limit_is_of_the_percentile_and_nothing_is_measured() -> None:

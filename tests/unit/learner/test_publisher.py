@@ -48,6 +48,16 @@ def test_an_older_version_that_orders_may_name_has_its_own_file(checkpoint: Path
     assert {version: whole(restored, version) for version in (1, 2)} == files
 
 
+def test_the_newest_version_always_stays(checkpoint: Path) -> None:
+    publisher = publisher_of(tiny_policy(checkpoint), keeps_older=True)
+    for version in range(3):
+        publisher.snapshot(version)
+    publisher.forget_before(1)
+    assert sorted(publisher.versions) == [1, 2]
+    publisher.forget_before(9)
+    assert sorted(publisher.versions) == [2]
+
+
 def test_what_is_sent_as_it_is_has_one_copy(checkpoint: Path) -> None:
     policy = tiny_policy(checkpoint)
     publisher = Publisher(policy.adapter, keeps_older=False)

@@ -20,6 +20,7 @@ from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
 from learner.tasks.tasks import TaskSet
 from learner.update.budget import Size
+from learner.update.mismatch import BF16, Gap, Gate
 from learner.update.publisher import Publisher
 from protocol.messages import Group
 from shared.config.model import LoraConfig
@@ -126,6 +127,14 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
     }
     for version, restored in second.state.publisher.versions.items():
         assert restored.file == versions[version].file == restored.message.adapter.tobytes()
+
+
+def test_the_limits_of_the_gate_come_back(learner: Callable[[], Learner]) -> None:
+    first, second, raised, restored = learner(), learner(), Gate(0.0, BF16), Gate(0.0, BF16)
+    raised.limits = BF16.at_least(Gap(mean=0.02, p95=0.05, p99=0.1, largest=0.2))
+    first.state.gate, second.state.gate = raised, restored
+    second.state.load(first.state.to_save(0, RunTotals()).copied())
+    assert restored.limits == raised.limits != BF16
 
 
 def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:
