@@ -12,12 +12,14 @@ from msgspec import structs
 from torch import nn
 
 from learner.objective.batch import StepBatch
-from learner.quarantine.guard import next_steps
+from learner.quarantine.guard import Guard, next_steps
+from learner.quarantine.quarantine import keep_nowhere
 from learner.quarantine.reproduce import first_bad
 from learner.update.forward_pass import UNCHANGED
 from learner.update.gradient_check import FEWEST, Finding, NumericalFault, suspect
 from learner.update.update import Update, WeightsNotFinite
 from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
+from shared.errors import TrainingStopped
 from shared.model.adapter_file import adapter_bytes
 from tests.support.fakes import OverflowOnTheWayBack, tiny_group, tiny_policy
 from tests.support.steps import idle_samples, later_pass, never_stepped, step_batch, teaching_samples, update_of
@@ -220,6 +222,16 @@ def test_a_gradient_of_zero_is_none_of_the_norms_that_the_guard_compares(checkpo
     assert stats.grad_norm == 0.0 and stats.loss != 0.0 and stats.clipped.all() and not update.norms.recent
     norm = later_pass(update, batch, {**old}).grad_norm
     assert list(update.norms.recent) == [norm] and norm > 0.0
+
+
+def test_refused_updates_in_a_row_are_counted_from_the_last_that_was_applied(checkpoint: Path) -> None:
+    config = config_for(on_fault="skip", skips_in_a_row=1)
+    guard = Guard(update_of(tiny_policy(checkpoint), config), config.guard, b"{}", keep_nowhere)
+    good, bad = batch_of(config), batch_of(config, advantage=float("nan"))
+    applied = [guard.apply(step, [], one).stats is not None for step, one in enumerate([bad, good, bad])]
+    assert applied == [False, True, False]
+    with pytest.raises(TrainingStopped, match=r"one more in a row than guard\.skips_in_a_row = 1 allows"):
+        guard.apply(3, [], bad)
 
 
 @pytest.mark.parametrize("folder", ["runs/first", "my runs/it's one"])
