@@ -137,6 +137,15 @@ def test_in_a_refused_step_a_smaller_lie_is_found(model: Model) -> None:
     assert "99th percentile, and these are allowed" in lie.evidence
 
 
+def test_both_figures_of_a_group_have_slack(model: Model) -> None:
+    """One token that is off is above the percentile that is allowed, and all of them above the mean."""
+    shake(model, 1)
+    policy, group = published(model, 0), true_group(model)
+    one_token = changed(group, lambda logprobs: logprobs - 0.018 * (np.arange(len(logprobs)) == 3))
+    for off in (one_token, changed(group, lambda logprobs: logprobs + 0.0015)):
+        assert check_of(model, newest=0).lies([chosen_of(off, policy)]) == []
+
+
 def test_a_refused_step_has_checks_of_its_own() -> None:
     audit = Audit(Draws(lambda actor_id: 1.0), [FalseOnes()], [FalseOnes("guest0")])
     claim = chosen_of(tiny_group([1.0, 0.0], [2, 2]), toy_policy(0)).claim

@@ -333,6 +333,22 @@ def test_what_a_helper_loses_is_not_queued_while_the_first_still_has_it() -> Non
     assert orders_in(bench.actor("third")) == ids([order])
 
 
+def test_who_helped_with_an_order_is_forgotten_with_its_version() -> None:
+    clock = Clock()
+    bench, (order,) = Bench(now=clock, late_s=10.0), toy_orders(count=1)
+    bench.actor("slow")
+    bench.dispatcher.submit([order])
+    clock.time += 10.5
+    idle = bench.actor("idle")
+    assert orders_in(idle) == ids([order])
+    bench.deliver(idle, filled(order, POLICY))
+    bench.dispatcher.collect(ids([order]))
+    bench.dispatcher.publish(toy_policy(1), oldest_needed=0)
+    assert list(bench.dispatcher.helped) == ids([order]), "the slow one may still fill it"
+    bench.dispatcher.publish(toy_policy(2), oldest_needed=1)
+    assert not bench.dispatcher.helped
+
+
 # --- asked to stop
 
 

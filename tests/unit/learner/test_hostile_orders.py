@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,10 @@ import pytest
 
 from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder
+from learner.orders.order_check import FAULTS
 from protocol.messages import Ack, FilledOrder, Outcome
 from tests.support.dispatch_bench import POLICY, Bench, ids, inbox, refused_and_ordered_again, with_group
-from tests.support.fakes import VOCAB, filled, toy_orders
+from tests.support.fakes import CHECK, VOCAB, filled, toy_orders
 
 
 def cut_to(filled_order: FilledOrder, lengths: tuple[int, ...]) -> FilledOrder:
@@ -106,6 +108,30 @@ def test_nonsense_is_refused_in_words_and_an_honest_actor_is_given_the_order(
     reason = refused_and_ordered_again(change)
     assert re.search(words, reason), reason
     assert reason.isprintable()
+
+
+def test_a_reward_function_may_give_any_score_but_none_for_a_fault() -> None:
+    check, (order,) = replace(CHECK, built_in=False), toy_orders(count=1)
+
+    def said(outcome: Outcome, score: float) -> str:
+        changed = with_group(filled(order, POLICY), outcomes=(outcome, Outcome.WRONG), scores=(score, 0.0))
+        return check.fault(order, POLICY, changed)
+
+    assert said(Outcome.CORRECT, 2.5) == said(Outcome.WRONG, -1.0) == ""
+    for fault in FAULTS:
+        assert said(fault, 0.0) == ""
+        assert f"the outcome '{fault}' and a score of 1, which do not go together" in said(fault, 1.0)
+
+
+def test_every_group_of_an_order_with_a_teacher_comes_with_its_log_probs() -> None:
+    one, other = toy_orders(count=2)
+    order = msgspec.structs.replace(one, groups=one.groups + other.groups, teacher=True)
+    came = filled(order, POLICY)
+    told = [msgspec.structs.replace(group, teacher=group.logprobs) for group in came.groups]
+    assert CHECK.fault(order, POLICY, msgspec.structs.replace(came, groups=tuple(told))) == ""
+    for groups in ((told[0], came.groups[1]), (came.groups[0], told[1]), came.groups):
+        reason = CHECK.fault(order, POLICY, msgspec.structs.replace(came, groups=groups))
+        assert "came without the log-probs of the teacher" in reason
 
 
 @pytest.fixture

@@ -4,10 +4,12 @@ import time
 
 import pytest
 
+from learner.orders.dispatch import MAX_UNREAD_MESSAGES
 from protocol.errors import PeerTimeout
 from protocol.limits import MAX_MESSAGES_A_PUMP
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Ack,
     Bye,
     Drain,
     Heartbeat,
@@ -230,6 +232,20 @@ def test_heartbeats_go_to_everyone_and_not_more_often_than_agreed() -> None:
         bench.dispatcher.pump()
     for actor in actors:
         assert [m for m in inbox(actor) if isinstance(m, Heartbeat)] == [Heartbeat(phase="learning")]
+
+
+def test_heartbeats_leave_room_for_what_an_actor_waits_for() -> None:
+    seconds = [0.0]
+    bench, orders = Bench(heartbeat_s=1.0, now=lambda: seconds[0]), toy_orders(count=1)
+    actor = bench.actor()
+    bench.dispatcher.submit(orders)
+    for _ in range(2 * MAX_UNREAD_MESSAGES):
+        seconds[0] += 1.0
+        bench.dispatcher.pump()
+    heartbeats = [message for message in inbox(actor) if isinstance(message, Heartbeat)]
+    assert 0 < len(heartbeats) <= MAX_UNREAD_MESSAGES / 2
+    bench.deliver(actor, filled(orders[0], POLICY))
+    assert Ack(order_id=orders[0].order_id) in inbox(actor)
 
 
 def test_an_order_that_the_journal_fills_is_never_sent() -> None:
