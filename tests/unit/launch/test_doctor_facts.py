@@ -184,6 +184,29 @@ def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
     assert (memory.swap_total, memory.swap_free) == (4_000_000 * 1024, 3_000_000 * 1024)
 
 
+FREE_IN_A_CONTAINER = """
+import sys
+from pathlib import Path
+from shared.process import processor
+# Before free_memory takes them for its defaults.
+processor.CGROUPS, processor.OWN_CGROUP = map(Path, sys.argv[1:])
+from shared.process.free_memory import free_memory
+print(free_memory())
+"""
+
+
+@pytest.mark.parametrize("limit", ["5000", str(1 << 60), "max"])
+def test_free_memory_is_what_both_machine_and_container_have(tmp_path: Path, limit: str) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/\n")
+    cgroup_files(root, {"memory.max": limit, "memory.current": "2000"})
+    done = subprocess.run(
+        [sys.executable, "-c", FREE_IN_A_CONTAINER, root, own], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    free = int(done.stdout)
+    assert free == 3000 if limit == "5000" else 3000 < free < 1 << 50
+
+
 # --- limits
 
 SHOW_LIMITS = """

@@ -126,6 +126,11 @@ def test_nothing_of_it_is_installed(what: str) -> None:
     assert all(bool((value == 1.0).all()) for value in target.parameters().values())
 
 
+def test_a_large_header_is_not_even_read() -> None:
+    with pytest.raises(DamageError, match=r"header has \d+ bytes, too many for 4 tensors"):
+        install_adapter(adapter(), with_header(many))
+
+
 def test_what_fits_is_installed() -> None:
     target = adapter()
     install_adapter(target, save(good()))

@@ -1,5 +1,6 @@
 """The base in memory: any bit of any frozen tensor that flips is found, and the adapter may change."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,8 @@ from actor.engines.hf_engine import HFEngine
 from shared.base.checksum import SLICE_WORDS, WORDS, BaseChecksum, frozen_sums, frozen_tensors, word_sum
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from tests.support.fakes import shake, tiny_model, tiny_policy, tiny_prompter
+from shared.model.head import LogitForm
+from tests.support.fakes import VOCAB, shake, tiny_model, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,6 +44,15 @@ def test_a_flipped_bit_anywhere_is_found_and_named(
                 base.check()
             flip(tensor, word, bit)
     base.check()
+
+
+def test_the_bias_of_a_head_is_frozen_too(checkpoint: Path) -> None:
+    policy, bias = tiny_policy(checkpoint), torch.zeros(VOCAB)
+    biased = replace(policy, form=LogitForm(bias=bias))
+    base = BaseChecksum(lambda: frozen_sums(biased))
+    flip(bias, 3, 0)
+    with pytest.raises(DamageError, match=r"changed in memory: 'lm_head\.bias'"):
+        base.check()
 
 
 def test_the_adapter_is_not_frozen(checkpoint: Path) -> None:

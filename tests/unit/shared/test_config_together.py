@@ -93,6 +93,7 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
         ),
         (["loss.kind=cispo", "loss.dual_clip=3"], "loss.kind = 'cispo' has no first one"),
         (["loss.dual_clip=1.2"], "must be above 1 + clip_high = 1.28"),
+        (["loss.dual_clip=1.28"], "must be above 1 + clip_high = 1.28"),
         (["reward.advantage=maxrl", "reward.length=-0.1"], "divides by the mean score"),
         (["reward.advantage=maxrl", "verifier.rewards={think_tags = 0.5}"], "divides by the mean score"),
         (["loss.kind=opd", "teacher.adapter=x", "loss.stale_limit=0.1"], "follows a teacher and no reward"),

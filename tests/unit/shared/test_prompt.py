@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from transformers import AutoTokenizer
 from actor.verifiers.final_answer import counted
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ModelError, in_words
-from shared.model.prompt import load_prompter
+from shared.model.prompt import at_most, load_prompter
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -109,6 +111,25 @@ def test_a_template_without_end_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"took more than 0\.2 s"):
         prompter.prompt_ids("How many?")
     assert time.monotonic() - started < 5.0
+
+
+@pytest.fixture
+def no_timer() -> Iterator[None]:
+    """None but those of the test; then again that of pytest, which ends what hangs."""
+    handler, (left, _) = signal.signal(signal.SIGALRM, lambda *_: None), signal.setitimer(signal.ITIMER_REAL, 0.0)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, left)
+
+
+def test_a_block_is_given_up_at_its_limit_and_a_timer_before_it_goes_on(no_timer: None) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 60.0)
+    with pytest.raises(TimeoutError, match=r"it took more than 0\.05 s"), at_most(0.05):
+        time.sleep(5.0)
+    assert 30.0 < signal.setitimer(signal.ITIMER_REAL, 0.0)[0] < 60.0
+    with at_most(0.05):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0, "there was none before"
 
 
 def test_code_of_the_models_own_is_never_recommended(tmp_path: Path) -> None:

@@ -67,6 +67,11 @@ def test_time_and_energy_of_a_point_of_reward(tmp_path: Path) -> None:
     assert found.joules_per_point == pytest.approx({"cpu": 16.5})
 
 
+def test_ten_steps_are_enough_for_points(tmp_path: Path) -> None:
+    """Last five 0.52, first five 0.2."""
+    assert spent_of(tmp_path / "m", rows_of(RISES[:10])).points == pytest.approx(32.0)
+
+
 @pytest.mark.parametrize(
     "rewards",
     [RISES[:9], RISES[::-1], [0.5] * 12, [None] * 12, [*RISES[:10], None], []],
