@@ -45,6 +45,7 @@ def test_a_policy_that_nobody_passes_on_is_asked_of_the_learner(tmp_path: Path) 
     seconds = [0.0]
     table = Table(passed_on=PassedOn(tmp_path / "adapters"), now=lambda: seconds[0])
     table.join(heartbeat_s=2.0, silence_s=60.0)
+    table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=9))
     table.say(without_adapter(toy_policy(3)), replace(toy_orders(1)[0], policy_version=3))
     table.link.wait_once("a policy")
     seconds[0] = 7.0

@@ -4,13 +4,14 @@ import logging
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from actor.passed_on import KEPT, MACHINE, PassedOn, passed_on
+from actor.passed_on import FORGOTTEN_S, KEPT, MACHINE, PassedOn, passed_on
 from protocol.messages import Policy
 from tests.support.fakes import toy_policy
 
@@ -79,6 +80,17 @@ def test_only_actors_of_a_network_pass_on_and_each_learner_has_a_folder(
     assert one.folder == again.folder != other.folder
     assert one.folder.parent == tmp_path / f"tandem-{os.getuid()}"
     assert (one.folder / MACHINE).read_text() == again.machine != other.machine
+
+
+def test_folders_of_learners_of_long_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    old, young = (passed_on("tcp://127.0.0.1:1", key) for key in (b"old", b"young"))
+    assert old and young
+    for one, age_s in ((old, FORGOTTEN_S + 3600.0), (young, FORGOTTEN_S - 3600.0)):
+        then = time.time() - age_s
+        os.utime(one.folder, (then, then))
+    new = passed_on("tcp://127.0.0.1:1", b"new")
+    assert new and set(new.folder.parent.iterdir()) == {young.folder, new.folder}
 
 
 def test_what_is_found_can_be_installed_as_it_is(tmp_path: Path) -> None:

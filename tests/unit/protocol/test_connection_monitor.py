@@ -196,3 +196,11 @@ def test_refusals_are_counted_for_each_actor() -> None:
     assert not allowances.count_refusal("a")
     assert allowances.is_banned("a") and not allowances.is_banned("b")
     assert allowances.count_refusal("a"), "a new start when it comes back"
+
+
+def test_after_a_ban_as_many_refusals_are_forgiven_as_before_it() -> None:
+    allowances, forgiven = Allowances(), limits.MAX_REFUSALS - 1
+    for _ in range(2):
+        assert [allowances.count_refusal("a") for _ in range(forgiven + 1)] == [*[True] * forgiven, False]
+        assert allowances.is_banned("a")
+        allowances.of("a").banned_until = 0.0

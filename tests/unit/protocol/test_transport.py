@@ -27,7 +27,15 @@ from protocol.errors import (
 )
 from protocol.messages import PROTOCOL_VERSION, Ack, AnyMessage, Bye, Drain, Heartbeat, Policy
 from protocol.sockets import set_up_actor
-from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort, new_identity, receive_frames
+from protocol.transport import (
+    ActorPort,
+    LearnerPort,
+    ZmqActorPort,
+    ZmqLearnerPort,
+    milliseconds,
+    new_identity,
+    receive_frames,
+)
 from tests.support.memory_transport import MemoryHub
 from tests.support.wire_examples import examples, forge, name_of, plain, policy
 
@@ -142,6 +150,10 @@ def test_waiting_ends(ports: tuple[LearnerPort, ActorPort]) -> None:
         assert learner.receive(timeout_s) is None
         assert actor.receive(timeout_s) is None
         assert -0.01 <= time.monotonic() - start - 2 * timeout_s < 1
+
+
+def test_a_wait_of_less_than_a_millisecond_is_a_wait() -> None:
+    assert [milliseconds(seconds) for seconds in (-1.0, 0.0, 0.0001, 0.25)] == [0, 0, 1, 250]
 
 
 def test_an_unknown_peer_is_gone(ports: tuple[LearnerPort, ActorPort]) -> None:
