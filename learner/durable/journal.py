@@ -18,7 +18,7 @@ Left out on purpose: what a record means, and which segments are needed (recorde
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -108,6 +108,8 @@ class Journal:
         """A sentence about the torn end that was cut off; None if there was none."""
         self.next_record = reading.next_record
         """Number of the record that comes next."""
+        self._opened: Reading | None = replace(reading, torn=None)
+        """What `open` has read, until that is no longer all."""
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._tail = AppendFile(segment_path(folder, self.tail))
@@ -143,6 +145,7 @@ class Journal:
         """Write one complete record, or raise and leave the file unchanged. Durable after `sync`. parts: of the
         payload."""
         self.end_sync()
+        self._opened = None
         if self._tail.end >= self._segment_bytes:
             self.begin_segment()
         self._tail.append(pack_record(self.next_record, *parts))
@@ -164,13 +167,14 @@ class Journal:
             syncing.result()
 
     def reading(self) -> Reading:
-        """All records, including those appended since `open`."""
-        return read_journal(self._folder)
+        """All records, including those appended since `open`, which has checked the others."""
+        return self._opened or read_journal(self._folder)
 
     def begin_segment(self) -> None:
         """Let the next record begin a new segment. Sync first: only the last segment may have a torn end."""
         if self._tail.end == 0:
             return
+        self._opened = None
         self.sync()
         tail = AppendFile(segment_path(self._folder, self.tail + 1))
         self._tail.close()
@@ -179,6 +183,7 @@ class Journal:
 
     def drop_before(self, segment: int, step: int) -> None:
         """Delete all segments before this one. None of them may have a record of `step` or later."""
+        self._opened = None
         start = Start(segment=segment, step=step)
         write_start(self._folder, start, self.firsts[segment])
         drop_leftovers(self._folder, start)

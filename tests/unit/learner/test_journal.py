@@ -63,6 +63,29 @@ def test_empty_and_missing_folders(tmp_path: Path) -> None:
     assert list(Journal.open(tmp_path / "new").reading().records()) == []
 
 
+def test_what_open_has_checked_is_not_read_again(tmp_path: Path) -> None:
+    file = written(tmp_path, PAYLOADS)
+    file.write_bytes(file.read_bytes()[:-1])
+    journal = Journal.open(tmp_path)
+    reading = journal.reading()
+    assert journal.recovered and journal.reading() is reading and reading == Journal.read(tmp_path)
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda journal: journal.append(b"b"), Journal.begin_segment, lambda journal: journal.drop_before(2, 1)],
+    ids=["append", "begin_segment", "drop_before"],
+)
+def test_a_reading_has_what_changed_since_open(tmp_path: Path, change: Callable[[Journal], None]) -> None:
+    written(tmp_path, PAYLOADS, segment_bytes=1)
+    journal = Journal.open(tmp_path)
+    before = journal.reading()
+    change(journal)
+    assert journal.reading() == Journal.read(tmp_path) != before
+    journal.close()
+
+
 def test_append_writes_once_and_sync_syncs_once(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     assert list_calls(lambda: journal.append(b"x")) == ["write"]
