@@ -254,6 +254,22 @@ def from_msgpack(frame: bytes, what: str) -> dict[str, object]:
     return cast("dict[str, object]", raw)
 
 
+def field_in(body: bytes, name: str) -> object:
+    """One field of a message that was decoded before, without building the others; None if it has no such field.
+
+    By the same parser, since what it takes may be too deep for another one. Of two the last counts, as in a dict.
+    """
+    unpacker = cast(Any, msgpack.Unpacker())  # pyright: ignore[reportUnknownMemberType]
+    unpacker.feed(body)
+    found = None
+    for _ in range(unpacker.read_map_header()):
+        if unpacker.unpack() == name:
+            found = unpacker.unpack()
+        else:
+            unpacker.skip()
+    return found
+
+
 def refuse_extension(code: int, _: bytes) -> None:
     # Needed besides max_ext_len=0, which an empty extension passes.
     raise ValueError(f"extension type {code}")
@@ -271,12 +287,17 @@ def packed_parts(frames: Sequence[bytes]) -> list[bytes]:
 
 def unpack(packed: bytes) -> list[bytes]:
     """The inverse of `pack`."""
-    frames: list[bytes] = []
+    return [packed[frame] for frame in frames_in(packed)]
+
+
+def frames_in(packed: bytes) -> list[slice]:
+    """Where the packed frames are."""
+    frames: list[slice] = []
     start = 0
     while start < len(packed):
         body = start + LENGTH.size
         if body > len(packed) or (end := body + LENGTH.unpack_from(packed, start)[0]) > len(packed):
             raise MalformedMessage(f"Packed frames end early: frame {len(frames)} at byte {start} is cut off.")
-        frames.append(packed[body:end])
+        frames.append(slice(body, end))
         start = end
     return frames

@@ -15,7 +15,7 @@ kind of fault appears again.
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -27,7 +27,7 @@ from msgspec import structs
 from launch.commands.open_run import open_run, pin_cpu
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.find_adapter import adapters_of
-from learner.durable.journal import Journal
+from learner.durable.journal import Journal, Segment
 from learner.durable.journal_format import Start
 from learner.durable.repair_advice import repair_advice
 from shared.config.load import config_from_json
@@ -60,7 +60,7 @@ def replay_run(*, directory: Path) -> int:
     given = adapters_of(run, config.lora.start_from, config.teacher.adapter)
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
     check = partial(check_tasks, run)
-    found, resized = replay(config, journal.records(), first, checkpoint.step, given, check)
+    found, resized = replay(config, journal.segments, first, checkpoint.step, given, check)
     if resized:
         print(
             f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
@@ -101,7 +101,7 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
 
 def replay(
     config: Config,
-    records: Iterator[bytes],
+    segments: Iterable[Segment],
     first: Checkpoint | None,
     steps: int,
     given: "GivenAdapters | None" = None,
@@ -126,7 +126,7 @@ def replay(
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
     model = load_model(config, given) if given else load_model(config)
     check(model.tasks)
-    filler = RecordedOrders(records)
+    filler = RecordedOrders(segments)
     ranks = InTurns([*model.policy.adapter.parameters().values()])
     learner = build_learner(model, filler, keep_nowhere, notes=filler, placement=ranks if filler.ranks else ALONE)
     state = learner.state

@@ -41,6 +41,23 @@ from shared.run.files import AppendFile, cut, make_folder, write_again, write_wh
 SEGMENT_BYTES = 64 * 2**20
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where some bytes of a journal are. A long journal has many, so they stay on disk until they are needed."""
+
+    path: Path
+    """The segment."""
+    start: int
+    """The first byte."""
+    end: int
+    """The byte after the last one."""
+
+    def read(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.end - self.start)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """One file of a journal, as it was when it was read."""

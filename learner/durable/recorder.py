@@ -4,6 +4,8 @@
               (protocol/codec.py)
 
 An fsync takes as long for a hundred groups as for one, so what came together is one record and one fsync.
+Who reads a journal learns where each order is, and reads the order itself when it is asked for: a long run's journal is
+larger than the memory, and most of it lies before the checkpoint.
 Only training orders are recorded; an evaluation can be repeated. A recorded order must match the one that is asked for:
 the journal of another config is refused, not trained on. On a card, the size of a step is recorded too
 (learner/update/budget.py), and where a run has several ranks, so is their number from a step on. A void record cancels
@@ -23,13 +25,14 @@ old as the run. A new segment begins at each checkpoint, so that segments can be
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 
 from learner.durable.checkpoint import CheckpointStore
-from learner.durable.journal import Journal
+from learner.durable.journal import Journal, Place, Segment
 from learner.orders.orders import NO_FRAMES, RECORD_BYTES, fills, step_of, training_step
 from learner.update.budget import Size
-from protocol.codec import decode, encode_again, pack, packed_parts, unpack
-from protocol.errors import WrongVersion
+from protocol.codec import decode, encode_again, field_in, frames_in, packed_parts, read_header, unpack
+from protocol.errors import MalformedMessage, WrongVersion
 from protocol.limits import NUM_FRAMES
 from protocol.messages import FilledOrder, Group, Order
 from shared.config.processes import JournalConfig
@@ -41,30 +44,28 @@ SIZE = b"size of step "
 RANKS = b"ranks from step "
 
 
-class JournalRecorder:
-    """Records filled orders in a journal on disk, and finds those of earlier starts of the run."""
+class Index:
+    """What the records of a journal say, without what is void. Filled orders stay on disk until they are asked for."""
 
-    def __init__(self, journal: Journal, first_step: int, admit: Callable[[Group], object]) -> None:
-        """Steps before `first_step` are in a checkpoint; filled orders of later steps stay in memory until asked for.
-
-        admit: raises for a group that must stop the run. Its order is not recorded, so that a resumed run orders it
-        again once the cause is fixed.
-        """
-        self.journal = journal
+    def __init__(self, segments: Iterable[Segment], first_step: int = 0) -> None:
+        """Orders of steps before `first_step` are left out."""
         self.first_step = first_step
-        self.admit = admit
-        self.found: dict[str, bytes] = {}
+        self.found: dict[str, Place] = {}
+        """By order id. Of two records of one order the first counts."""
         self.sizes: dict[int, Size] = {}
+        """By step. Of two records the last counts: the step was computed again after a crash, and could not be in the
+        size of before."""
         self.ranks: dict[int, int] = {}
-        self.last_steps: dict[int, int] = {}
-        for segment in journal.reading().segments:
-            self.last_steps[segment.number] = max(map(self.load, segment.payloads()), default=-1)
-        self.durable = set(self.found)
-        self.written: set[str] = set()
-        """Orders that a sync has or may have made durable since the last `record`."""
+        """Their number, by the step from which on they compute; before the first one it is one."""
+        self.last_steps = {segment.number: self.load_all(segment) for segment in segments}
 
-    def load(self, payload: bytes) -> int:
-        """Remember a record of an earlier start; returns its step, or -1 for a void."""
+    def load_all(self, segment: Segment) -> int:
+        """Returns the latest step that it has a record of; -1 if it has none."""
+        records = zip(segment.records, segment.payloads(), strict=True)
+        return max((self.load(payload, segment.path, record.start) for record, payload in records), default=-1)
+
+    def load(self, payload: bytes, path: Path, start: int) -> int:
+        """Remember a record, which starts there; returns its step, or -1 for a void."""
         if (voided := voided_from(payload)) is not None:
             self.found = before(self.found, voided)
             self.sizes = {step: size for step, size in self.sizes.items() if step < voided}
@@ -78,16 +79,36 @@ class JournalRecorder:
         if changed := ranks_from(payload):
             self.ranks = from_now_on(self.ranks, changed)
             return -1
-        orders = orders_in(payload)
-        for order_id, packed in orders.items():
+        parts = parts_in(payload)
+        for order_id, part in parts.items():
             if step_of(order_id) >= self.first_step:
-                self.found.setdefault(order_id, packed)
-        return max(map(step_of, orders))
+                self.found.setdefault(order_id, Place(path=path, start=start + part.start, end=start + part.stop))
+        return max(map(step_of, parts))
 
     def find(self, order: Order) -> FilledOrder | None:
-        """Each record is returned once. It is decoded here, not when the journal is read, to save memory."""
-        payload = self.found.pop(order.order_id, None)
-        return None if payload is None else matching(order, payload)
+        """Each record is returned once. It is read here, not with the journal, to save memory."""
+        place = self.found.pop(order.order_id, None)
+        return None if place is None else matching(order, read_at(place))
+
+    def size_of(self, step: int) -> Size | None:
+        return self.sizes.get(step)
+
+
+class JournalRecorder(Index):
+    """Records filled orders in a journal on disk, and finds those of earlier starts of the run."""
+
+    def __init__(self, journal: Journal, first_step: int, admit: Callable[[Group], object]) -> None:
+        """Steps before `first_step` are in a checkpoint.
+
+        admit: raises for a group that must stop the run. Its order is not recorded, so that a resumed run orders it
+        again once the cause is fixed.
+        """
+        super().__init__(journal.reading().segments, first_step)
+        self.journal = journal
+        self.admit = admit
+        self.durable = set(self.found)
+        self.written: set[str] = set()
+        """Orders that a sync has or may have made durable since the last `record`."""
 
     def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         """Those before one that is not admitted are recorded too."""
@@ -125,9 +146,6 @@ class JournalRecorder:
             self.journal.append(VOID_ORDERS + " ".join(recorded).encode())
             self.journal.sync()
             self.durable.difference_update(recorded)
-
-    def size_of(self, step: int) -> Size | None:
-        return self.sizes.get(step)
 
     def note_size(self, step: int, size: Size) -> None:
         """Unless it is what the journal says already: the step was computed before."""
@@ -178,15 +196,12 @@ class JournalRecorder:
             self.last_steps = {segment: last for segment, last in self.last_steps.items() if segment >= first}
 
 
-class RecordedOrders:
+class RecordedOrders(Index):
     """Stands in for the dispatcher in a replay: every order is filled from the journal, and no actor is needed."""
 
-    def __init__(self, records: Iterable[bytes]) -> None:
-        payloads = list(records)
-        self.found = index_records(payloads)
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        super().__init__(segments)
         self.filled: dict[str, FilledOrder] = {}
-        self.sizes = sizes_in(payloads)
-        self.ranks = ranks_in(payloads)
         self.resized: list[int] = []
         """Steps that were computed in another size than in the run, because memory ran out."""
 
@@ -196,18 +211,14 @@ class RecordedOrders:
     def submit(self, orders: Iterable[Order]) -> None:
         """An order without a record is left out: the run ended before it was filled."""
         for order in orders:
-            payload = self.found.pop(order.order_id, None)
-            if payload is not None:
-                self.filled[order.order_id] = matching(order, payload)
+            if filled := self.find(order):
+                self.filled[order.order_id] = filled
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         for order_id in order_ids:
             if order_id not in self.filled:
                 raise DamageError(f"The journal has no filled order {order_id}; it was not written by this config.")
         return [self.filled.pop(order_id) for order_id in order_ids]
-
-    def size_of(self, step: int) -> Size | None:
-        return self.sizes.get(step)
 
     def note_size(self, step: int, size: Size) -> None:
         """Compared with that of the run; nothing is written."""
@@ -216,39 +227,6 @@ class RecordedOrders:
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """There is no link to serve."""
-
-
-def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
-    """Order id -> record, without voided ones. Of two records of one order the first counts."""
-    index: dict[str, bytes] = {}
-    for payload in records:
-        if (voided := voided_from(payload)) is not None:
-            index = before(index, voided)
-        elif cancelled := voided_orders(payload):
-            index = without(index, cancelled)
-        elif not size_from(payload) and not ranks_from(payload):
-            for order_id, packed in orders_in(payload).items():
-                index.setdefault(order_id, packed)
-    return index
-
-
-def sizes_in(records: Iterable[bytes]) -> dict[int, Size]:
-    """Step -> size. Of two records the last counts: the step was computed again after a crash, and could not be in the
-    size of before."""
-    sizes: dict[int, Size] = {}
-    for payload in records:
-        if (voided := voided_from(payload)) is not None:
-            sizes = {step: size for step, size in sizes.items() if step < voided}
-        sizes |= size_from(payload)
-    return sizes
-
-
-def ranks_in(records: Iterable[bytes]) -> dict[int, int]:
-    """Step from which on -> number of ranks; before the first one it is one."""
-    found: dict[int, int] = {}
-    for payload in records:
-        found = from_now_on(found, ranks_from(payload))
-    return found
 
 
 def from_now_on(known: dict[int, int], changed: dict[int, int]) -> dict[int, int]:
@@ -261,12 +239,12 @@ def ranks_at(known: dict[int, int], step: int) -> int:
     return known[max(since for since in known if since <= step)] if min(known, default=math.inf) <= step else 1
 
 
-def before(index: dict[str, bytes], step: int) -> dict[str, bytes]:
-    return {order_id: payload for order_id, payload in index.items() if step_of(order_id) < step}
+def before(found: dict[str, Place], step: int) -> dict[str, Place]:
+    return {order_id: place for order_id, place in found.items() if step_of(order_id) < step}
 
 
-def without(index: dict[str, bytes], order_ids: frozenset[str]) -> dict[str, bytes]:
-    return {order_id: payload for order_id, payload in index.items() if order_id not in order_ids}
+def without(found: dict[str, Place], order_ids: frozenset[str]) -> dict[str, Place]:
+    return {order_id: place for order_id, place in found.items() if order_id not in order_ids}
 
 
 def pack_void(step: int) -> bytes:
@@ -329,25 +307,51 @@ def records_of(
 
 def orders_in(payload: bytes) -> dict[str, bytes]:
     """The inverse: order id -> packed order."""
-    frames = unpack(payload)
-    packed = (pack(frames[first : first + NUM_FRAMES]) for first in range(0, len(frames), NUM_FRAMES))
-    return {read(one).order_id: one for one in packed}
+    return {order_id: payload[part] for order_id, part in parts_in(payload).items()}
 
 
-def read(packed: bytes) -> FilledOrder:
+def parts_in(payload: bytes) -> dict[str, slice]:
+    """Order id -> where the packed order is. Only the id is decoded: the journal has checked the bytes, and most orders
+    are not asked for."""
+    frames = frames_in(payload)
+    parts: dict[str, slice] = {}
+    start = 0
+    for first in range(0, len(frames), NUM_FRAMES):
+        check_release(payload[frames[first]])
+        _, body, buffers = frames[first : first + NUM_FRAMES]
+        parts[str(field_in(payload[body], "order_id"))] = slice(start, buffers.stop)
+        start = buffers.stop
+    return parts
+
+
+def check_release(header: bytes) -> None:
     try:
-        message = decode(unpack(packed))
+        read_header(header)
     except WrongVersion as error:
         raise DamageError(
             f"The journal is of another release; go on with the one that began this run, or start a new one. ({error})"
         ) from error
+
+
+def read_at(place: Place) -> FilledOrder:
+    """The message has a checksum of its own, which shows a change since the journal was checked."""
+    try:
+        return read(place.read())
+    except (OSError, MalformedMessage) as error:
+        raise DamageError(
+            f"{place.path} was whole when it was checked, and now the order at byte {place.start} cannot be read"
+            f" ({error}); let nothing else change the run, and start this command again, which checks all of it."
+        ) from error
+
+
+def read(packed: bytes) -> FilledOrder:
+    message = decode(unpack(packed))
     assert isinstance(message, FilledOrder)
     return message
 
 
-def matching(order: Order, payload: bytes) -> FilledOrder:
+def matching(order: Order, filled: FilledOrder) -> FilledOrder:
     """The recorded order; DamageError if it was filled for another policy or other tasks."""
-    filled = read(payload)
     if filled.policy_version != order.policy_version or not fills(order, filled.groups):
         raise DamageError(
             f"The journal's record of order {order.order_id} does not fit this run's config and tasks;"

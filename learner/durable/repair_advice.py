@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import JournalDamage
-from learner.durable.recorder import index_records, read
+from learner.durable.recorder import Index
 from learner.orders.orders import step_of
 from shared.errors import DamageError
 
@@ -26,12 +26,12 @@ def whole_records(damage: JournalDamage) -> str:
     number = sum(len(segment.records) for segment in damage.whole)
     if number == 0:
         return f"It is the first record; {damage.num_behind} behind it in this file are whole."
-    index = index_records(payload for segment in damage.whole for payload in segment.payloads())
-    if not index:
+    found = Index(damage.whole).found
+    if not found:
         return f"The {number} records before it are whole; {damage.num_behind} behind it in this file are whole too."
-    last = read(list(index.values())[-1])
+    last = next(reversed(found))
     return (
-        f"The {number} records before it are whole, up to order {last.order_id} of step {step_of(last.order_id) + 1};"
+        f"The {number} records before it are whole, up to order {last} of step {step_of(last) + 1};"
         f" {damage.num_behind} behind it in this file are whole too."
     )
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import index_records, pack_void
+from learner.durable.recorder import Index, pack_void
 from learner.durable.repair_advice import repair_advice
-from learner.orders.orders import step_of
 from learner.update.mismatch import Mismatch
 from protocol.errors import ProtocolError
 from shared.errors import ConfigError, UserError
@@ -40,8 +39,7 @@ def sample_again(run: RunDir, store: CheckpointStore, step: int, last: int) -> i
     with repair_advice(store):
         journal = Journal.open(run.journal)
     try:
-        found = index_records(journal.reading().records())
-        count = sum(step_of(order_id) >= step - 1 for order_id in found)
+        count = len(Index(journal.reading().segments, step - 1).found)
         if count:
             journal.append(pack_void(step - 1))
             journal.sync()

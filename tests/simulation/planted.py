@@ -6,6 +6,7 @@ They are subclasses because a bug is the real part with one thing wrong.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -75,8 +76,8 @@ class ForgetsTheJournal(JournalRecorder):
 class VoidsIgnored(JournalRecorder):
     """Finds filled orders that were voided."""
 
-    def load(self, payload: bytes) -> int:
-        return -1 if voided_from(payload) is not None else super().load(payload)
+    def load(self, payload: bytes, path: Path, start: int) -> int:
+        return -1 if voided_from(payload) is not None else super().load(payload, path, start)
 
 
 class SeedsByTime(StepPlan):

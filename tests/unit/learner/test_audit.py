@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records
+from learner.durable.recorder import Index, JournalRecorder, RecordedOrders
 from learner.orders.audit import FIRST_GROUPS, Audit, Chosen, Claim, Draws, Lie, LogprobCheck
 from learner.orders.audited import AuditedOrders
 from learner.orders.second_scores import ScoreCheck, SecondScores, can_score_again
@@ -317,10 +317,10 @@ class AnsweringPort:
 
 def check_journal(journal: Journal, orders: list[Order]) -> None:
     """What counts is the honest numbers: for a resumed run, and for a replay."""
-    index = index_records(journal.reading().records())
+    index = Index(journal.reading().segments).found
     again = JournalRecorder(journal, 0, lambda group: None)
     assert again.found == index and again.durable == set(ids(orders)) == set(index)
-    replay = RecordedOrders(journal.reading().records())
+    replay = RecordedOrders(journal.reading().segments)
     replay.submit(orders)
     assert [plain(one) for one in replay.collect(ids(orders))] == [plain(filled(order, POLICY)) for order in orders]
 
@@ -386,4 +386,4 @@ def test_the_orders_of_a_step_are_void_at_once_and_before_anybody_is_expelled(jo
     trial.audited.revoke = lambda actor_id, reason: voided_first.append(journal.next_record == before + 1)
     assert trial.audited.recheck(found) and voided_first == [True]
     assert journal.next_record == before + 1 and not trial.bench.dispatcher.filled_by
-    assert index_records(journal.reading().records()) == JournalRecorder(journal, 0, lambda group: None).found == {}
+    assert Index(journal.reading().segments).found == JournalRecorder(journal, 0, lambda group: None).found == {}

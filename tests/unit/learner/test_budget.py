@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, pack_void
+from learner.durable.recorder import Index, JournalRecorder, RecordedOrders, pack_void
 from learner.update.budget import FIRST_WAIT, Attempts, Budget, OutOfMemory, Size
 from tests.support.fake_card import FakeDriver
 from tests.support.fakes import filled, toy_orders, toy_policy
@@ -199,7 +199,7 @@ def test_noted_sizes_are_in_the_journal_among_the_orders(journal: Journal) -> No
     found = recorder_of(journal)
     assert (found.size_of(0), found.size_of(1), found.size_of(3)) == (SMALL, None, SMALLER)
     assert found.find(toy_orders(0)[0]) and found.last_step(journal.tail) == 3
-    assert set(index_records(journal.reading().records())) == {toy_orders(0)[0].order_id}
+    assert set(Index(journal.reading().segments).found) == {toy_orders(0)[0].order_id}
     recorder.checkpointed(3)
     assert recorder.sizes == {3: SMALLER}
 
@@ -209,14 +209,14 @@ def test_the_last_of_two_sizes_counts_and_a_void_cancels_them(journal: Journal) 
     for step, size in ((0, SMALL), (1, SMALL), (0, SMALLER)):
         recorder.note_size(step, size)
     journal.append(pack_void(1))
-    for notes in (recorder_of(journal), RecordedOrders(journal.reading().records())):
+    for notes in (recorder_of(journal), RecordedOrders(journal.reading().segments)):
         assert notes.sizes == {0: SMALLER}
 
 
 def test_a_replay_says_which_steps_had_another_size(journal: Journal) -> None:
     recorder_of(journal).note_size(0, SMALL)
     recorder_of(journal).note_size(1, SMALL)
-    replay = RecordedOrders(journal.reading().records())
+    replay = RecordedOrders(journal.reading().segments)
     replay.note_size(0, SMALL)
     replay.note_size(1, SMALLER)
     assert replay.resized == [1]

@@ -8,7 +8,7 @@ import pytest
 from launch.commands.replay import stretches
 from learner.durable.checkpoint import Checkpoint, packed_checkpoint, unpacked_checkpoint
 from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, ranks_at
+from learner.durable.recorder import Index, JournalRecorder, ranks_at
 from tests.support.fakes import filled, toy_orders, toy_policy
 
 
@@ -27,7 +27,7 @@ def started(journal: Journal, first_step: int, ranks: int) -> JournalRecorder:
 
 
 def found(journal: Journal) -> dict[int, int]:
-    return RecordedOrders(journal.reading().records()).ranks
+    return Index(journal.reading().segments).ranks
 
 
 def test_one_rank_from_the_start_on_is_not_noted(journal: Journal) -> None:
@@ -56,7 +56,7 @@ def test_orders_around_such_a_record_are_found(journal: Journal) -> None:
     (early,), (late,) = toy_orders(0), toy_orders(4)
     started(journal, 0, 2).record([filled(early, toy_policy(0))])
     started(journal, 4, 4).record([filled(late, toy_policy(0))])
-    assert set(index_records(journal.reading().records())) == {early.order_id, late.order_id}
+    assert set(Index(journal.reading().segments).found) == {early.order_id, late.order_id}
     assert started(journal, 4, 4).find(late) is not None
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from learner.durable.journal import Journal
 from learner.durable.recorder import (
+    Index,
     JournalRecorder,
     RecordedOrders,
-    index_records,
     orders_in,
     read,
     records_of,
@@ -59,7 +59,7 @@ def test_what_is_recorded_is_found_by_the_next_life(journal: Journal) -> None:
 
 def test_recording_is_durable_when_it_returns(journal: Journal) -> None:
     recorder_of(journal).record([fill(order) for order in toy_orders(count=3)])
-    found = index_records(Journal.read(journal._folder).records())  # pyright: ignore[reportPrivateUsage]
+    found = Index(Journal.read(journal._folder).segments).found  # pyright: ignore[reportPrivateUsage]
     assert list(found) == [order.order_id for order in toy_orders(count=3)]
 
 
@@ -254,13 +254,13 @@ def test_a_record_of_another_config_is_refused(journal: Journal, order: Order) -
     with pytest.raises(DamageError, match=r"u0000 .* restore config.json, .*`resume --resample-step 1`"):
         recorder_of(journal).find(order)
     with pytest.raises(DamageError, match=r"order train/000000/u0000"):
-        RecordedOrders(journal.reading().records()).submit([order])
+        RecordedOrders(journal.reading().segments).submit([order])
 
 
 def test_a_record_of_another_release_is_one_sentence(journal: Journal) -> None:
     journal.append(pack([to_msgpack({"version": PROTOCOL_VERSION + 1})]))
     with pytest.raises(DamageError, match=r"The journal is of another release; go on with the one that began"):
-        RecordedOrders(journal.reading().records())
+        RecordedOrders(journal.reading().segments)
 
 
 def test_the_same_order_fits() -> None:
@@ -270,7 +270,7 @@ def test_the_same_order_fits() -> None:
 def test_a_replay_fills_orders_from_the_journal(journal: Journal) -> None:
     orders = toy_orders(count=3)
     recorder_of(journal).record([fill(order) for order in reversed(orders)])
-    filler = RecordedOrders(journal.reading().records())
+    filler = RecordedOrders(journal.reading().segments)
     filler.publish(POLICY, oldest_needed=0)
     filler.submit(orders)
     filler.pump()
@@ -282,7 +282,7 @@ def test_a_replay_misses_an_order_only_when_it_is_collected(journal: Journal) ->
     """Orders ahead of the last step were never filled."""
     recorded, ahead = toy_orders(0)[0], toy_orders(1)[0]
     recorder_of(journal).record([fill(recorded)])
-    filler = RecordedOrders(journal.reading().records())
+    filler = RecordedOrders(journal.reading().segments)
     filler.submit([recorded, ahead])
     assert len(filler.collect([recorded.order_id])) == 1
     with pytest.raises(DamageError, match="no filled order train/000001/u0000"):

@@ -6,7 +6,7 @@ import pytest
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, pack_void
+from learner.durable.recorder import Index, JournalRecorder, RecordedOrders, pack_void
 from learner.durable.resample import sample_again, with_way_back
 from learner.orders.orders import step_of
 from learner.update.mismatch import Mismatch
@@ -52,7 +52,7 @@ def recorded(folder: Path, steps: int, policy: bytes | None = None, first: int =
 
 def found_steps(run: RunDir) -> list[int]:
     """Steps that a replay and a resumed run find filled orders of: the same ones."""
-    index = index_records(Journal.read(run.journal).records())
+    index = Index(Journal.read(run.journal).segments).found
     journal = Journal.open(run.journal, segment_bytes=SEGMENT_BYTES)
     recorder = JournalRecorder(journal, 0, anything)
     journal.close()
@@ -71,7 +71,7 @@ def test_what_is_recorded_afterwards_counts_for_a_resumed_run_and_for_a_replay(t
     sample_again(run, store_of(run), 4, STEPS)
     recorded(tmp_path, STEPS, b"another", first=3)
     assert found_steps(run) == list(range(STEPS))
-    filler = RecordedOrders(Journal.read(run.journal).records())
+    filler = RecordedOrders(Journal.read(run.journal).segments)
     for step in range(STEPS):
         orders = toy_orders(step, count=2)
         filler.submit(orders)
@@ -115,9 +115,10 @@ def test_a_compacted_journal_gives_a_void_up_only_after_what_it_voids(tmp_path: 
         recorder.record(filled_of(step, b"another"))
         recorder.checkpointed(step)
         recorder.forget_before(step)
-        kept = index_records(journal.reading().records())
-        assert pack(encode(filled_of(step, b"another")[0])) in kept.values()
-        assert not any(pack(encode(filled_order)) in kept.values() for filled_order in filled_of(step))
+        found = Index(journal.reading().segments).found.values()
+        kept = [place.read() for place in found]
+        assert pack(encode(filled_of(step, b"another")[0])) in kept
+        assert not any(pack(encode(filled_order)) in kept for filled_order in filled_of(step))
     journal.close()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from protocol import limits
-from protocol.codec import decode, encode, pack, to_msgpack, unpack
+from protocol.codec import decode, encode, field_in, pack, to_msgpack, unpack
 from protocol.errors import MalformedMessage, WrongVersion
 from protocol.messages import PROTOCOL_VERSION, Ack, AnyMessage, Drain, FilledOrder, Heartbeat, Order, Policy
 from tests.support.wire_examples import (
@@ -342,6 +342,20 @@ def test_pack_is_undone_by_unpack() -> None:
     assert unpack(b"") == []
     with pytest.raises(MalformedMessage, match="frame 1 at byte 4"):
         unpack(pack([b"", b"abc"])[:-1])
+
+
+@ALL
+def test_a_field_is_found_without_the_others(message: AnyMessage) -> None:
+    body = encode(message)[1]
+    fields = msgpack.unpackb(body)
+    assert {name: field_in(body, name) for name in fields} == fields
+    assert field_in(body, "none") is None
+
+
+def test_of_two_fields_the_last_counts() -> None:
+    body = b"\x82" + 2 * b"\xa8order_id\xa1a"
+    body = body[:-1] + b"b"
+    assert decode(forge("Ack", body)) == Ack(order_id="b") and field_in(body, "order_id") == "b"
 
 
 def test_messages_are_frozen() -> None:
