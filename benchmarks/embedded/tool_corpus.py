@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 from benchmarks.embedded.chat_tokenizer import EVERYDAY_WORDS, TURN_END, TURN_START, made_tokenizer
 from benchmarks.embedded.pretraining import Draw, Text
 from launch.examples.games import MAX_GUESSES, Calculator, GuessingGame
-from learner.tasks.tool_questions import (
+from learner.tasks.number_questions import (
     LARGEST_SECRET,
     OPS,
     Calculation,

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from learner.tasks.list_questions import list_questions
+from learner.tasks.number_questions import calculations, games, list_questions
 from learner.tasks.sources import GENERATED, Columns, held_out_rows, rows_of_test, training_rows
-from learner.tasks.tool_questions import calculations, games
 from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
 from shared.config.data import EARLIER, SYSTEM, TasksConfig, VerifierKind

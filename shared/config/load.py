@@ -18,6 +18,7 @@ from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.environment import EnvironmentConfig, check_agent, check_functions, check_semantic_entropy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_verifier
+from shared.config.other_names import INSTEAD, OTHER_NAMES
 from shared.config.processes import (
     ActorConfig,
     ComputeConfig,
@@ -35,10 +36,6 @@ from shared.errors import ConfigError
 Tree = dict[str, Any]
 hints_of = cache(get_type_hints)  # Python evaluates annotations again in each call.
 
-TRUNCATES = (
-    "it changes the distribution that tokens are drawn from, but the learner scores them under the whole one, so their"
-    " ratio would be biased; use rollout.temperature, which both sides apply."
-)
 ONE_BASE = (
     "the base stays frozen in 4 bits and both processes share it; a rank of 256 on all targets comes close to full"
     " training (set lora.rank)."
@@ -55,28 +52,12 @@ REFUSED = {
         "it learns from fixed pairs and samples nothing, so an actor would have nothing to do; warm up with `python -m"
         " launch sft`, then train with a reward, or use TRL's DPOTrainer and start from its adapter (lora.start_from)."
     ),
-    "rollout.top_p": TRUNCATES,
-    "rollout.top_k": TRUNCATES,
-    "rollout.min_p": TRUNCATES,
-    "rollout.repetition_penalty": (
-        "it changes the distribution by the tokens so far, and the learner does not; remove the key."
+    "lora.targets = all-linear": (
+        "all linear layers of a block have an adapter already; leave the key out, or list some of them, as in"
+        ' ["q_proj", "v_proj"].'
     ),
 }
 """Keys and values that other tools have, and why there are none here."""
-OTHER_NAMES = {
-    "group_size": "rollout.group",
-    "num_generations": "rollout.group",
-    "learning_rate": "optimizer.lr",
-    "lr": "optimizer.lr",
-    "beta": "loss.kl_beta",
-    "lora_rank": "lora.rank",
-    "lora_alpha": "lora.alpha",
-    "max_steps": "run.steps",
-    "max_response_length": "rollout.max_new_tokens",
-    "max_completion_length": "rollout.max_new_tokens",
-    "temperature": "rollout.temperature",
-}
-"""What other tools call a key -> the key that means the same."""
 MISSPELT, ALIKE = 0.85, 0.6
 """How close a name is to one that it is meant to be, and to one that it may be; 1 is equal."""
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -127,7 +108,8 @@ def apply_override(tree: Tree, override: str) -> None:
     path, equals, text = override.partition("=")
     parts = path.strip().split(".")
     if not equals or len(parts) != 2:
-        raise ConfigError(f"--set got '{override}', expected section.key=value, for example optimizer.lr=3e-4.")
+        example = said_of(path.strip(), "") or ", for example optimizer.lr=3e-4."
+        raise ConfigError(f"--set got '{override}', expected section.key=value{example}")
     try:
         override.encode()
     except UnicodeEncodeError as error:
@@ -165,7 +147,7 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
         if reason := REFUSED.get(f"{path}{key}") or REFUSED.get(f"{path}{key} = {value}"):
             raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
         if key not in hints:
-            raise ConfigError(f"Unknown key '{path}{key}'; {meant(key, hints, path)}")
+            raise ConfigError(unknown_key(key, value, hints, path))
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, Section):
             if not isinstance(value, Mapping):
@@ -177,22 +159,33 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
             raise ConfigError(f"{path}{key} = {value} is not allowed: expected a finite number.")
 
 
-def meant(key: str, known: Iterable[str], path: str) -> str:
-    """What an unknown key may stand for. known: the keys at `path`."""
+def unknown_key(key: str, value: Any, known: Iterable[str], path: str) -> str:
+    """The sentence about it; if it is a section of another tool, about the first of its keys that is known. known: the
+    keys at `path`."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=ALIKE)
-    found = [f"{path}{name}" for name in near]
-    if not near or difflib.SequenceMatcher(None, key, near[0]).ratio() < MISSPELT:
-        found = elsewhere(key) or found
-    if found:
-        return f"did you mean {' or '.join(map(repr, found))}?"
-    return f"expected one of {', '.join(known)}."
+    if near and difflib.SequenceMatcher(None, key, near[0]).ratio() >= MISSPELT:
+        return f"Unknown key '{path}{key}'; did you mean '{path}{near[0]}'?"
+    is_section = isinstance(value, Mapping) and not path
+    for name, place in [(name, f"{key}.") for name in value] if is_section else [(key, path)]:
+        if said := said_of(name, place):
+            return f"Unknown key '{place}{name}'{said}"
+    meant = f"did you mean '{path}{near[0]}'?" if near else f"expected one of {', '.join(known)}."
+    return f"Unknown key '{path}{key}'; {meant}"
+
+
+def said_of(key: str, path: str) -> str:
+    """The end of a sentence about a name that other tools, or other sections, have; empty if none has it."""
+    if answer := INSTEAD.get(f"{path}{key}") or INSTEAD.get(key):
+        return f": {answer}."
+    found = elsewhere(key)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def elsewhere(key: str) -> list[str]:
-    """Keys of this name in all sections, and that which other tools call so."""
+    """What other tools call so, and keys of this name in all sections."""
     sections = hints_of(Config).items()
     found = [f"{name}.{key}" for name, section in sections if key in section.__struct_fields__]
-    return list(dict.fromkeys([*found, *filter(None, [OTHER_NAMES.get(key)])]))
+    return list(dict.fromkeys([*filter(None, [OTHER_NAMES.get(key)]), *found]))
 
 
 def explain(message: str, tree: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
     model.path          folder    what it writes
     embedded            model/    solutions of arithmetic word problems (learner/tasks/word_problems.py)
-    embedded-tools      tools/    calls of a calculator, and guesses in a game (learner/tasks/tool_questions.py)
+    embedded-tools      tools/    calls of a calculator, and guesses in a game (learner/tasks/number_questions.py)
 
 Both are Qwen2-architecture policies of about 0.85 M parameters with their tokenizers. `benchmarks.embedded.make_model`
 and `benchmarks.embedded.make_tool_model` make them again from nothing. This module loads no torch.

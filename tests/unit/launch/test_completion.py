@@ -62,7 +62,7 @@ def test_words_that_fit(line: str, words: list[str], here: Path) -> None:
 
 
 def test_a_flag_is_offered_in_one_spelling(here: Path) -> None:
-    assert offered("run --num", here) == ["--num-generations"]
+    assert offered("run --num-g", here) == ["--num-generations"]
 
 
 def test_every_key_of_the_configuration_is_offered_with_its_default(here: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.presets.load import load_config
-from learner.tasks.list_questions import KINDS, list_questions
+from learner.tasks.number_questions import KINDS, list_questions
 from learner.tasks.tasks import load_tasks
 from learner.tasks.word_problems import Split
 from shared.config.data import TasksConfig

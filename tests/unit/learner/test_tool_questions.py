@@ -17,8 +17,8 @@ from benchmarks.embedded.tool_corpus import (
 )
 from launch.examples.games import MAX_GUESSES, Calculator, GuessingGame
 from launch.presets.load import load_config
+from learner.tasks.number_questions import LARGEST_SECRET, THINGS, calculations, games
 from learner.tasks.tasks import GENERATED, load_rows
-from learner.tasks.tool_questions import LARGEST_SECRET, THINGS, calculations, games
 from learner.tasks.word_problems import Split, split_of
 from shared.config.data import TasksConfig
 from shared.embedded import EMBEDDED

@@ -1,17 +1,21 @@
-"""Seeded questions for a model with tools:
+"""Seeded questions about numbers: two kinds for a model with tools, and one that small pretrained models answer
+sometimes, as they must to learn from it (`benchmarks.prompt_forms` measures how often).
 
     calculations   37 boxes hold 48 pens each. How many pens?              a product of two numbers from 12 to 99
                    A shop has 374 pens and buys 589. How many pens?        a sum of two numbers from 120 to 899
                    A shop has 874 pens and sells 589. How many pens?       a difference of two such numbers
     guessing       Ann thinks of a number from 1 to 31. Which one is it?   the number is in the column `answer`
+    numbers        Which number is the smallest? 41, 17, 88, 23            or the largest, or the second
 
-The numbers are too large for a small model to compute with, and the game cannot be won without asking. `subject` is the
-kind of calculation. As with the word problems, a hash decides whether a question is for training or held out; in the
-game it is one of question and answer together, because only 8 questions and 31 answers exist.
+The numbers of calculations are too large for a small model to compute with, and the game cannot be won without asking.
+Lists have three to six distinct numbers from 10 to 99. `subject` is the kind of calculation, or what is asked of a
+list. As with the word problems, a hash decides whether a question is for training or held out; in the game it is one of
+question and answer together, because only 8 questions and 31 answers exist.
+Left out: more kinds of lists, and levels; three kinds are enough to see a model learn in some minutes.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +27,14 @@ FACTORS, TERMS = (12, 99), (120, 899)
 THINGS = ("pens", "cups", "nuts", "eggs", "cards", "coins")
 Op = Literal["*", "+", "-"]
 OPS: tuple[Op, ...] = ("*", "+", "-")
+SMALLEST, LARGEST = 10, 99
+LENGTHS = (3, 6)
+KINDS: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "largest": max,
+    "smallest": min,
+    "second": lambda numbers: numbers[1],
+}
+"""What is asked of a list -> the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +92,35 @@ def endless_games(rng: random.Random) -> Iterator[Game]:
         who, _ = rng.choice(HEROES)
         question = f"{who} thinks of a number from 1 to {LARGEST_SECRET}. Which one is it?"
         yield Game(question=question, secret=rng.randint(1, LARGEST_SECRET))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListQuestion:
+    """A question about a list with its solution and gold answer."""
+
+    question: str
+    """The question and the list, on one line."""
+    solution: str
+    """A sentence with the answer, and a last line `#### n`."""
+    answer: int
+    """The n of that last line, a number of the list."""
+    kind: str
+    """A key of KINDS."""
+
+
+def list_questions(split: Split, count: int, seed: int) -> list[ListQuestion]:
+    """`count` distinct questions of one split, the kinds in rotation; the same arguments give the same list."""
+    rng, kinds = random.Random(seed), tuple(KINDS)
+    return draw_distinct(count, split, lambda number: draw_list(rng, kinds[number % len(kinds)]))
+
+
+def draw_list(rng: random.Random, kind: str) -> ListQuestion:
+    """A random list, and a question about it."""
+    numbers = rng.sample(range(SMALLEST, LARGEST + 1), rng.randint(*LENGTHS))
+    answer = KINDS[kind](numbers)
+    return ListQuestion(
+        question=f"Which number is the {kind}? {', '.join(map(str, numbers))}",
+        solution=f"The {kind} number is {answer}.\n#### {answer}",
+        answer=answer,
+        kind=kind,
+    )
