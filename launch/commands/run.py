@@ -295,10 +295,12 @@ def describe(plan: Topology, config: Config) -> str:
         [
             f"run directory  {plan.run_dir}",
             f"model          {config.model.path} ({config.model.quantization}, {adapter(config.lora)})",
-            f"tasks          {config.tasks.source}",
+            f"examples       {config.sft.source or f'solutions of {config.tasks.source}'}"
+            if config.is_warm_start
+            else f"tasks          {config.tasks.source}",
             f"objective      {objective(config.objective, config.advantage)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
-            f"evaluation     {evaluation(config.eval)}",
+            f"evaluation     {evaluation(config.eval, config.tasks.held_out or config.tasks.source)}",
             f"endpoint       {plan.endpoint}",
             f"arithmetic     {arithmetic(config.compute, config.model, config.actor)}",
         ],
@@ -353,8 +355,8 @@ def span(bounds: list[int]) -> str:
     return " to ".join(map(str, bounds))
 
 
-def evaluation(config: EvalConfig) -> str:
-    return f"{config.problems} held-out problems before and after" if config.problems else "none"
+def evaluation(config: EvalConfig, source: str) -> str:
+    return f"{config.problems} held-out problems of {source} before and after" if config.problems else "none"
 
 
 def changed_block(config: msgspec.Struct, default: msgspec.Struct) -> list[str]:

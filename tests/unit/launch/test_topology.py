@@ -8,7 +8,7 @@ import pytest
 from launch.commands.run import describe, differences
 from launch.supervisor.topology import topology
 from shared.config.load import resolve
-from shared.config.tree import Config
+from shared.config.tree import Config, warm_start
 
 RUN = Path("runs/first")
 
@@ -73,7 +73,8 @@ def test_the_plan_tells_everything_before_anything_starts() -> None:
     for expected in (
         "run directory  runs/first",
         "3 steps x 4 prompts x 6 samples = 72 completions of at most 64 tokens",
-        "256 held-out problems before and after",
+        "tasks          embedded",
+        "256 held-out problems of embedded before and after",
         "endpoint       ipc",
         "arithmetic     bf16, 2 threads for the learner and 2 for an actor",
         "optimizer.lr = 0.002  (default 0.0001)",
@@ -99,6 +100,20 @@ def test_the_plan_tells_everything_before_anything_starts() -> None:
 def test_the_plan_says_what_a_kind_of_loss_brings(loss: dict[str, object], line: str) -> None:
     config = resolve({"loss": loss})
     assert f"objective      {line}" in describe(topology(RUN, config), config)
+
+
+def test_the_plan_of_a_warm_start_names_its_examples() -> None:
+    sections = {"sft": {"source": "sft.jsonl"}, "tasks": {"source": "qa.jsonl", "held_out": "val.jsonl"}}
+    config = warm_start(resolve(sections))
+    text = describe(topology(RUN, config), config)
+    assert "examples       sft.jsonl" in text
+    assert "evaluation     256 held-out problems of val.jsonl before and after" in text
+    assert "\ntasks " not in text
+    alone = warm_start(resolve({"tasks": {"source": "qa.jsonl"}, "eval": {"problems": 0}}))
+    text = describe(topology(RUN, alone), alone)
+    assert "examples       solutions of qa.jsonl" in text
+    assert "evaluation     none" in text
+    assert "tasks          qa.jsonl" in describe(topology(RUN, resolve(sections)), resolve(sections))
 
 
 def test_the_plan_says_where_nothing_is_special() -> None:
