@@ -195,7 +195,12 @@ def dispatch_other(args: "argparse.Namespace") -> int:
             from launch.commands.verify import verify_file
 
             return verify_file(
-                kind=args.kind, strict=args.strict, source=args.source, out=args.out, workers=args.workers
+                kind=args.kind,
+                strict=args.strict,
+                source=args.source,
+                out=args.out,
+                workers=args.workers,
+                overrides=args.set,
             )
         case _:
             from launch.completion import print_script

@@ -94,13 +94,10 @@ def make_parser(program: str) -> argparse.ArgumentParser:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", nargs="?", default="embedded", metavar="PRESET|FILE", help="configuration (default: embedded)"
-    )
+    add_config(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<preset>-<time>)")
     parser.add_argument("--steps", metavar="N", help="same as --set run.steps=N")
     parser.add_argument("--seed", metavar="N", help="same as --set run.seed=N")
-    add_set(parser)
     for name, what in {"actors": "actors on this machine", "ranks": "processes of the learner"}.items():
         given = Assignments((f"compute.{name}={{}}",))
         what = f"{what}: same as --set compute.{name}=N"
@@ -312,7 +309,11 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", choices=("gsm8k", "exact", "math"), default="gsm8k", help="default: gsm8k")
+    add_set(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--kind", choices=("gsm8k", "exact", "math"), default="gsm8k", help="default: gsm8k")
+    own = Assignments(("verifier.kind=callable", "verifier.function={}"))
+    which.add_argument("--function", dest="set", action="extend", type=own, metavar="FILE:NAME", help="your function")
     parser.add_argument(
         "--in", dest="source", type=Path, required=True, metavar="FILE", help="JSON lines with id, completion, answer"
     )
@@ -320,9 +321,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "--out", type=out_file, required=True, metavar="FILE", help="JSON lines with id, outcome, score, final_answer"
     )
     parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="accept one form only: #### (gsm8k), a box (math), the bare number (exact)",
+        "--strict", action="store_true", help="accept one form only: ####, a box (math), the bare number (exact)"
     )
     parser.add_argument("--workers", type=positive_int, default=2, metavar="N", help="scoring processes (default: 2)")
 

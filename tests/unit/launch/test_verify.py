@@ -17,6 +17,7 @@ ROWS = [
     {"id": "c", "completion": "nothing", "answer": "#### 18"},
     {"id": "c", "completion": "#### 18", "answer": "none"},
 ]
+NO_NUMBER = "The gold answer 'none' is not a number; fix the data's answer column."
 
 
 def verify(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,8 +38,73 @@ def test_rows_come_out_in_order(tmp_path: Path) -> None:
         {"id": 7, "outcome": "correct", "score": 1.0, "final_answer": "18"},
         {"id": "b", "outcome": "wrong", "score": 0.0, "final_answer": "19"},
         {"id": "c", "outcome": "unparsable", "score": 0.0, "final_answer": None},
-        {"id": "c", "outcome": "error", "score": 0.0, "final_answer": None},
+        {"id": "c", "outcome": "error", "score": 0.0, "final_answer": None, "note": NO_NUMBER},
     ]
+    assert f"1 of them could not be scored, the first: {NO_NUMBER}" in done.stderr
+
+
+REWARDS = """
+def exact(prompts, completions, gold_answer, solution, weight, **columns):
+    asked = [prompt[-1]["content"] for prompt in prompts]
+    assert asked == ["3 + 4?"] * len(asked) and "id" not in columns, (asked, columns)
+    said = [completion[0]["content"] for completion in completions]
+    return [float(text == gold) * by for text, gold, by in zip(said, gold_answer, weight)]
+
+def first(completions, **columns):
+    best = max(completions, key=len)
+    return [float(text == best) for text in completions]
+
+def broken(completions, **columns):
+    return [len(text) / 0 for text in completions]
+"""
+ASKED = {"prompt": "3 + 4?", "answer": "3 + 4 is\n#### 7", "weight": 0.75}
+WRITTEN = [ASKED | {"id": "a", "completion": "7"}, ASKED | {"id": "b", "completion": "seven"}]
+
+
+def verify_with(tmp_path: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    function = f"{tmp_path / 'rewards.py'}:{name}"
+    return verify(tmp_path, "\n".join(map(json.dumps, WRITTEN)), "--function", function, *arguments)
+
+
+def test_a_function_gets_what_it_gets_in_a_run(tmp_path: Path) -> None:
+    done = verify_with(tmp_path, "exact")
+    assert done.returncode == 0, done.stderr
+    assert scores(tmp_path) == [
+        {"id": "a", "outcome": "correct", "score": 0.75, "final_answer": None},
+        {"id": "b", "outcome": "wrong", "score": 0.0, "final_answer": None},
+    ]
+
+
+def test_the_completions_of_a_prompt_are_a_group_and_more_rewards_are_named(tmp_path: Path) -> None:
+    more = ["--set", "verifier.form=text", "--set", 'verifier.rewards={"think_tags" = 0.5}', "--workers", "2"]
+    done = verify_with(tmp_path, "first", *more)
+    assert done.returncode == 0, done.stderr
+    found = {"final_answer": None, "rewards": {"think_tags": 0.0}}
+    assert scores(tmp_path) == [
+        {"id": "a", "outcome": "wrong", "score": 0.0, **found},
+        {"id": "b", "outcome": "correct", "score": 1.0, **found},
+    ]
+
+
+def test_a_function_that_fails_is_told_row_by_row(tmp_path: Path) -> None:
+    done = verify_with(tmp_path, "broken")
+    assert done.returncode == 0, done.stderr
+    assert "2 of them could not be scored, the first: The reward function raised ZeroDivisionError" in done.stderr
+    assert [row["outcome"] for row in scores(tmp_path)] == ["error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--function", "nowhere.py:name"], "there is no such file"),
+        (["--function", "nowhere.py:name", "--kind", "math"], "not allowed with"),
+        (["--set", "optimizer.lr=1"], "--set got a key of [optimizer], expected one of [verifier]"),
+    ],
+)
+def test_a_function_that_is_not_there_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = verify(tmp_path, json.dumps(WRITTEN[0]), *arguments)
+    assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
 
 
 def test_a_number_as_answer_is_compared_as_a_plain_decimal(tmp_path: Path) -> None:
