@@ -13,7 +13,7 @@ Left out on purpose: the journal, which is the learner's, and the weights in che
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -180,7 +180,8 @@ class Run:
         return frame(self.metrics.whole())
 
     def samples_frame(self, first: int = 1, last: int | None = None) -> "pandas.DataFrame":
-        """One row a sample, without its tokens."""
+        """One row a sample, without its tokens. If the reward has several parts, `reward/score` and `reward/<name>` of
+        each, unweighted, as in metrics.jsonl."""
         steps = [step for step in self.rollouts.steps() if first <= step and (last is None or step <= last)]
         return frame([row for step in steps for row in sample_rows(self.rollouts, step)])
 
@@ -266,12 +267,23 @@ def fault_of(file: Path) -> Mapping[str, Any]:
 
 
 def sample_rows(rollouts: RolloutIndex, step: int) -> Iterator[Mapping[str, Any]]:
-    for number, head in rollouts.heads(step).items():
+    heads = rollouts.heads(step)
+    groups = rollouts.groups(step) if has_parts(rollouts, step, heads) else {}
+    for number, head in heads.items():
         fate = {"task": head.task, "fate": head.fate, "stale": head.stale}
-        rows = zip(head.rewards, head.advantages, head.outcomes, head.lengths, strict=False)
-        for index, (reward, advantage, outcome, length) in enumerate(rows):
+        parts = [one.rewards for one in groups[number].samples] if number in groups else [{}] * len(head.rewards)
+        rows = zip(head.rewards, head.advantages, head.outcomes, head.lengths, parts, strict=False)
+        for index, (reward, advantage, outcome, length, named) in enumerate(rows):
             figures = {"reward": reward, "advantage": advantage, "outcome": outcome, "length": length}
+            figures |= {f"reward/{name}": value for name, value in named.items()}
             yield {"step": step, "group": number, "sample": index, **figures, **fate}
+
+
+def has_parts(rollouts: RolloutIndex, step: int, numbers: Iterable[int]) -> bool:
+    """Whether rewards of this step have parts, which only whole lines tell. All its groups have the same."""
+    readable = (group for number in numbers if (group := rollouts.group(step, number)))
+    first = next(readable, None)
+    return first is not None and any(sample.rewards for sample in first.samples)
 
 
 def frame(data: Any) -> "pandas.DataFrame":

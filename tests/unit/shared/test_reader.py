@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from safetensors.numpy import save_file
 
 from shared.config.load import config_to_json
@@ -20,7 +21,7 @@ from shared.run.history import noted
 from shared.run.reader import find_runs
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, write_summary
-from tests.support.rollouts import rollout_group, write_groups
+from tests.support.rollouts import rollout_group, rollout_sample, write_groups
 from tests.support.run_files import metrics_row, write_run
 
 SUMMARY = Summary(status="running", steps=3, wall_s=1.0, adapter_sha256="ab" * 32)
@@ -161,6 +162,18 @@ def test_tables_for_a_notebook(made: RunDir) -> None:
     assert tokens["text"].tolist() == ["c", " d"] and tokens["learner"].tolist() == pytest.approx([-0.499] * 2)
     with pytest.raises(UserError, match="no sample 5 of group 0 in step 1"):
         run.tokens_frame(1, 0, 5)
+
+
+def test_each_part_of_a_reward_is_a_column_of_its_own(made: RunDir) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    named = [{"score": 1.0, "brevity": 0.25}, {"score": 0.0, "brevity": 0.5}]
+    samples = tuple(rollout_sample(text, rewards=parts) for text, parts in zip(("a", "b c"), named, strict=True))
+    groups = [structs.replace(rollout_group(1, ["a", "b c"], rewards=[1, 0]), samples=samples), rollout_group(2, ["e"])]
+    write_groups(made.rollouts, groups)
+    rows: Any = Run(made.path).samples_frame()
+    assert rows["reward/score"].tolist()[:2] == [1.0, 0.0]
+    assert rows["reward/brevity"].tolist()[:2] == [0.25, 0.5]
+    assert rows["reward/brevity"].isna().tolist() == [False, False, True], "the second step has one reward alone"
 
 
 def test_without_pandas_one_sentence_says_so(made: RunDir, tmp_path: Path) -> None:
