@@ -41,9 +41,9 @@ def follow_run(run: RunDir, config: Config, watchdog: Watchdog, *, rank: int, na
     config = structs.replace(config, compute=compute)
     model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter))
     log.info("computes with %s", json.dumps(record()))
-    late_s = config.link.silence_s
+    warn_after_s = config.link.silence_s
     try:
-        with meeting(run.lease.parent, name, rank=rank, size=compute.ranks, late_s=late_s) as group:
+        with meeting(run.lease.parent, name, rank=rank, size=compute.ranks, warn_after_s=warn_after_s) as group:
             group.meanwhile = watchdog.progress
             follow(model, group)
     finally:

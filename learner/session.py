@@ -118,9 +118,11 @@ def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager
     return nullcontext() if device.type == "cpu" else lease.hold("learner")
 
 
-def met(run: RunDir, ranks: int, name: str, late_s: float) -> AbstractContextManager[RankGroup | None]:
+def met(run: RunDir, ranks: int, name: str, warn_after_s: float) -> AbstractContextManager[RankGroup | None]:
     """The other ranks, if there are any."""
-    return meeting(run.lease.parent, name, rank=0, size=ranks, late_s=late_s) if ranks > 1 else nullcontext()
+    return (
+        meeting(run.lease.parent, name, rank=0, size=ranks, warn_after_s=warn_after_s) if ranks > 1 else nullcontext()
+    )
 
 
 def cards_of(compute: ComputeConfig, device: torch.device) -> list[str]:

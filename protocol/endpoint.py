@@ -15,17 +15,13 @@ from pathlib import Path
 
 from protocol.errors import SecurityError
 
-MAX_PATH_BYTES = 100
+MAX_TEMP_BYTES = 70
+"""Of the path of $TMPDIR. Up to 34 more follow."""
 
 
 def local_endpoint(run_dir: Path) -> str:
     """The endpoint of a run; creates the folder of its socket."""
     path = socket_path(run_dir)
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise SecurityError(
-            f"{path} is longer than the {MAX_PATH_BYTES} bytes a local socket may have; "
-            "set TMPDIR to a folder with a shorter path."
-        )
     make_private(path.parent)
     return f"ipc://{path}"
 
@@ -35,10 +31,12 @@ def socket_path(run_dir: Path) -> Path:
 
 
 def user_folder() -> Path:
-    """What the processes of this user share, in $TMPDIR if it is a folder, else in /tmp."""
+    """What the processes of this user share: in $TMPDIR if that is a folder with a path short enough for sockets, else
+    in /tmp."""
     # Not `tempfile.gettempdir`: it chooses another folder when the disk is full, where an actor waits for nobody.
     temp = os.environ.get("TMPDIR", "")
-    return Path(temp if os.path.isdir(temp) else "/tmp") / f"tandem-{os.getuid()}"
+    fits = len(os.fsencode(temp)) <= MAX_TEMP_BYTES and os.path.isdir(temp)
+    return Path(temp if fits else "/tmp") / f"tandem-{os.getuid()}"
 
 
 def make_private(folder: Path, variable: str = "TMPDIR") -> None:
@@ -54,5 +52,6 @@ def make_private(folder: Path, variable: str = "TMPDIR") -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise SecurityError(f"{folder} is not a folder of this user; set {variable} to a folder only you can write to.")
-    if stat.S_IMODE(found.st_mode) != 0o700:
+    # A folder below one with the setgid bit inherits that; it opens nothing.
+    if found.st_mode & 0o777 != 0o700:
         raise SecurityError(f"{folder} does not have mode 0700; run `chmod 700 {folder}`.")

@@ -218,13 +218,24 @@ def try_bind(address: str) -> OSError | None:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         return OSError(errno.EINVAL, "the port must be a number from 1 to 65535")
-    name = "0.0.0.0" if host == WILDCARD else host.strip("[]")
+    name = any_address() if host == WILDCARD else host.strip("[]")
     try:
         family, kind, proto, _, target = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, proto) as trial:
+            if name == "::":
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(target)
             trial.listen(1)
     except OSError as error:
         return error
     return None
+
+
+def any_address() -> str:
+    """Where ZeroMQ listens for `*`: at all addresses of both kinds, where the system has IPv6."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return "0.0.0.0"
+    return "::"

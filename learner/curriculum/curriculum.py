@@ -48,7 +48,8 @@ class Curriculum(Protocol):
         ...
 
     def way_back(self) -> Callable[[], None]:
-        """What takes it back to now. Asked for in every step, so it costs no more than an array of the tasks."""
+        """A function that restores the state that it has now. Asked for in every step, so making it must cost no more
+        than copying an array of the tasks."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

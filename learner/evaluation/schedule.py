@@ -166,7 +166,8 @@ class BesideSchedule:
         self.warn_if_many()
 
     def something_came(self) -> bool:
-        """Asked once more after it did: of two changes that follow each other at once, both have the same time."""
+        """Whether an evaluation was written since the last look. True once more after that: a second one may have come
+        within the same tick of the disk's clock, and left the same time."""
         written_at = self.store.written_at()
         came = self.looked != (written_at, written_at)
         self.looked = (self.looked[1], written_at)
@@ -197,8 +198,9 @@ class BesideSchedule:
         if len(self.waiting) > MANY and not self.warned:
             self.warned = True
             log.warning(
-                "%d checkpoints wait for their evaluation, and stay on the disk until then: one takes longer than %d"
-                " steps; raise eval.every, or lower eval.problems or eval.samples",
+                "%d checkpoints wait for their evaluation, and stay on the disk until then. Either no process evaluates"
+                " them (see logs/, or start `eval RUN --follow`), or an evaluation takes longer than %d steps: then"
+                " raise eval.every, or lower eval.problems or eval.samples",
                 len(self.waiting),
                 self.config.every,
             )

@@ -113,7 +113,7 @@ class RunFiles:
         return self.checkpoints.digest(step, ADAPTER)
 
     def written_at(self) -> int:
-        return self.run.eval.stat().st_mtime_ns
+        return self.run.eval.stat().st_mtime_ns if self.run.eval.is_dir() else 0
 
     def keep(self, steps: Collection[int]) -> None:
         self.waiting = steps

@@ -275,7 +275,8 @@ def write_new(file: Path, content: Record) -> None:
 
 
 def close_to_others(opened: Path | int, mode: int, path: Path) -> None:
-    """Set the mode. SecurityError if the disk keeps none, as a drive of Windows in WSL. opened: what to set it of."""
+    """Set the mode. SecurityError if the disk keeps none, as a drive of Windows in WSL. opened: the
+    folder, or the descriptor of the file. path: for the message."""
     os.chmod(opened, mode)
     if stat.S_IMODE(os.stat(opened).st_mode) & 0o077:
         raise SecurityError(

@@ -89,7 +89,7 @@ def policies(model: Path, ranks: int) -> Iterator[tuple[str, Policy]]:
 
 def one_rank(model: Path, folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
-    with meeting(folder, f"{ranks}", rank=rank, size=ranks, late_s=MEETING_S) as group:
+    with meeting(folder, f"{ranks}", rank=rank, size=ranks, warn_after_s=MEETING_S) as group:
         for parallel, how in PARALLEL.items():
             for kind, policy in policies(model, ranks):
                 placement = placement_on(group, policy, parallel)
@@ -119,7 +119,7 @@ def loses(model: Path, folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     policy = tiny_policy(model)
     try:
-        with meeting(folder, f"{ranks}-loses", rank=rank, size=ranks, late_s=MEETING_S) as group:
+        with meeting(folder, f"{ranks}-loses", rank=rank, size=ranks, warn_after_s=MEETING_S) as group:
             placement = placement_on(group, policy, "fsdp2")
             killed = partial(os.kill, os.getpid(), signal.SIGKILL)
             progress = killed if rank == ranks - 1 else lambda: None

@@ -152,9 +152,9 @@ def as_tensor(data: bytes) -> torch.Tensor:
 
 
 @contextmanager
-def meeting(folder: Path, name: str, *, rank: int, size: int, late_s: float) -> Iterator[RankGroup]:
-    """All ranks name the same meeting, which no earlier start of the run had. late_s: after so long, the log says who
-    is missing."""
+def meeting(folder: Path, name: str, *, rank: int, size: int, warn_after_s: float) -> Iterator[RankGroup]:
+    """All ranks name the same meeting, which no earlier start of the run had. warn_after_s: after so long, the log
+    says who is missing."""
     make_folder(folder)
     place = folder / f"{MEETING}{name}"
     if rank == 0:
@@ -165,7 +165,7 @@ def meeting(folder: Path, name: str, *, rank: int, size: int, late_s: float) -> 
     reach("before ranks meet", str(rank))
     with losing():
         store = dist.FileStore(str(place), size)  # pyright: ignore[reportPrivateImportUsage]
-        wait_for_all(store, rank, size, late_s)
+        wait_for_all(store, rank, size, warn_after_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=NO_LIMIT)
     reach("after ranks meet", str(rank))
     yield RankGroup(rank, size)
@@ -173,9 +173,9 @@ def meeting(folder: Path, name: str, *, rank: int, size: int, late_s: float) -> 
     dist.destroy_process_group()
 
 
-def wait_for_all(store: Store, rank: int, size: int, late_s: float) -> None:
+def wait_for_all(store: Store, rank: int, size: int, warn_after_s: float) -> None:
     store.set(CAME.format(rank), "")
-    missing, late_at = set(range(size)), time.monotonic() + late_s
+    missing, late_at = set(range(size)), time.monotonic() + warn_after_s
 
     def all_came() -> bool:
         nonlocal late_at
@@ -183,7 +183,12 @@ def wait_for_all(store: Store, rank: int, size: int, late_s: float) -> None:
         if missing and time.monotonic() > late_at:
             late_at = math.inf
             names = ", ".join(map(str, sorted(missing)))
-            log.warning("has waited %g s for rank %s of the learner; its log says what it does", late_s, names)
+            log.warning(
+                "has waited %g s for these ranks of the learner: %s; logs/learnerN.log says what rank N does"
+                " (logs/learner.log for rank 0)",
+                warn_after_s,
+                names,
+            )
         return not missing
 
     poll(all_came, nothing)

@@ -198,6 +198,8 @@ IDLE = "   0: 00000000:0050 00000000:0000 0A 00000000:00000000"
 LISTENS = "   1: 00000000:167D 00000000:0000 0A 00000000:00000000"
 ACCEPTED = "   2: 0300A8C0:167D 0200A8C0:9C40 01 00000000:00000000"
 DIALLED = "   3: 0200A8C0:9C40 0300A8C0:167D 01 00000000:00000000"
+LISTENS_6 = f"   0: {'0' * 32}:167D {'0' * 32}:0000 0A 00000000:00000000"
+DIALLED_6 = f"   1: {'0' * 31}1:9C40 {'0' * 31}2:167D 01 00000000:00000000"
 DIALLING = "   4: 0200A8C0:9C40 0300A8C0:167D 02 00000001:00000000"
 
 
@@ -210,6 +212,10 @@ DIALLING = "   4: 0200A8C0:9C40 0300A8C0:167D 02 00000001:00000000"
         ("actor", [IDLE], False),
         ("actor", [DIALLING], False),
         ("actor", [IDLE, DIALLED], True),
+        ("learner", [LISTENS_6], True),
+        ("learner", [DIALLED_6], False),
+        ("actor", [DIALLED_6], True),
+        ("actor", [LISTENS_6], False),
     ],
 )
 def test_health_is_what_it_says(
@@ -217,11 +223,12 @@ def test_health_is_what_it_says(
 ) -> None:
     tests = [one["healthcheck"]["test"] for name, one in services.items() if name.startswith(service)]
     assert all(test == tests[0] for test in tests)
-    kind, *command, table = tests[0]
-    assert (kind, table) == ("CMD", "/proc/net/tcp")
-    (tmp_path / "tcp").write_text("\n".join(lines) + "\n")
-    done = subprocess.run([*command, str(tmp_path / "tcp")], check=False)
-    assert (done.returncode == 0) is healthy
+    kind, *command, four, six = tests[0]
+    assert (kind, four, six) == ("CMD", "/proc/net/tcp", "/proc/net/tcp6")
+    (tmp_path / "tables").write_text("\n".join(lines) + "\n")
+    # A machine without IPv6 has no second table.
+    for tables in ((tmp_path / "tables", tmp_path / "none"), (tmp_path / "none", tmp_path / "tables")):
+        assert (subprocess.run([*command, *tables], check=False).returncode == 0) is healthy
 
 
 def test_the_port_in_the_health_checks_is_ours() -> None:

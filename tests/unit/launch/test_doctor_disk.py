@@ -16,7 +16,7 @@ import pytest
 
 from launch.commands.run import make_run
 from launch.doctor import run_checks
-from launch.doctor.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
+from launch.doctor.disk import any_address, file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
 from shared.config.processes import LinkConfig
 from shared.config.tree import Config
 from shared.process.lease import Lease
@@ -231,6 +231,21 @@ def test_a_port_that_is_taken() -> None:
     assert (link.address, link.busy) == (address, True)
     assert run_checks.address(replace(sound(), link=link)).level == "error"
     assert look_at_link(LinkConfig(endpoint=address), Path("run")).trouble == "", "free again, and not kept by the look"
+
+
+@pytest.mark.parametrize(("family", "all_of_it"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+def test_a_port_that_is_taken_for_one_kind_of_address(family: socket.AddressFamily, all_of_it: str) -> None:
+    """`*` means both kinds."""
+    if family == socket.AF_INET6 and any_address() != all_of_it:
+        pytest.skip("this machine has no IPv6")
+    with socket.socket(family) as other:
+        if family == socket.AF_INET6:
+            other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind((all_of_it, 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        link = look_at_link(LinkConfig(endpoint="tcp://host:5757", bind=f"tcp://*:{port}"), Path("run"))
+    assert link.busy
 
 
 @pytest.mark.parametrize("bind", ["tcp://*:0", "tcp://127.0.0.1:x", "tcp://127.0.0.1:65536", "tcp://127.0.0.1"])

@@ -133,13 +133,13 @@ def test_nothing_is_loaded_and_nothing_can_run(tmp_path: Path) -> None:
 def test_of_many_events_the_last_ones_are_shown(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     text = Parsed(rendered([Run(run.path)])).text
-    assert "earlier ones" not in text
+    assert "came before" not in text
     before = len(Run(run.path).events())
     lines = [f"2026-11-23 14:00:00 after step {step}: start {step}\n" for step in range(100, 400)]
     (run.logs / "supervisor.log").write_text("".join(lines))
     text = Parsed(rendered([Run(run.path)])).text
     assert "start 399" in text and "start 200" in text and "start 199" not in text
-    assert f"And {before + 100} earlier ones." in text
+    assert f"The last 200 events; at least {before + 100} came before." in text
 
 
 def test_several_runs_are_compared_first(tmp_path: Path) -> None:

@@ -300,9 +300,9 @@ def test_a_rank_that_waits_for_another_goes_on_and_says_once_for_whom(
 ) -> None:
     """A limit would end runs whose rank 0 waits for its card, or reads a long journal."""
 
-    def rank(number: int, late_s: float) -> Thread:
+    def rank(number: int, warn_after_s: float) -> Thread:
         store = FileStore(str(tmp_path / "meeting"), 3)
-        thread = Thread(target=wait_for_all, args=(store, number, 3, late_s), daemon=True)
+        thread = Thread(target=wait_for_all, args=(store, number, 3, warn_after_s), daemon=True)
         thread.start()
         return thread
 
@@ -310,7 +310,8 @@ def test_a_rank_that_waits_for_another_goes_on_and_says_once_for_whom(
     first.join(1.0)
     assert first.is_alive() and second.is_alive()
     assert [record.getMessage() for record in caplog.records] == [
-        "has waited 0.1 s for rank 1 of the learner; its log says what it does"
+        "has waited 0.1 s for these ranks of the learner: 1; logs/learnerN.log says what rank N does"
+        " (logs/learner.log for rank 0)"
     ]
     for thread in (rank(1, 60.0), first, second):
         thread.join(60.0)

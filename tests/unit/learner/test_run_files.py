@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def test_a_new_evaluation_changes_when_one_was_written_last(tmp_path: Path) -> N
         files.write_evaluation(toy_evaluation([True], label=label))
         assert files.written_at() > 0
         os.utime(files.run.eval, ns=(0, 0))
+    shutil.rmtree(files.run.eval)
+    assert files.written_at() == 0, "a folder that somebody removed ends no run"
 
 
 def test_an_evaluation_that_a_row_shows_is_not_shown_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.endpoint import local_endpoint, user_folder
+from protocol.endpoint import local_endpoint, socket_path, user_folder
 from protocol.errors import SecurityError
 
 
@@ -53,13 +53,21 @@ def test_something_else_in_its_place_is_refused(temp: Path, tmp_path: Path) -> N
         local_endpoint(tmp_path)
 
 
-def test_a_path_that_is_too_long_is_refused(temp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = temp / ("x" * 100)
+def test_a_folder_that_inherits_the_setgid_bit_is_closed_to_others_too(temp: Path, tmp_path: Path) -> None:
+    """As scratch folders of a group on clusters have it."""
+    temp.chmod(0o2700)
+    assert local_endpoint(tmp_path) == local_endpoint(tmp_path)
+    (folder,) = temp.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2700
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_is_not_used(
+    temp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = temp / ("x" * 70)
     deep.mkdir()
     monkeypatch.setenv("TMPDIR", str(deep))
-    with pytest.raises(SecurityError, match="set TMPDIR to a folder with a shorter path"):
-        local_endpoint(tmp_path)
-    assert list(deep.iterdir()) == []
+    assert socket_path(tmp_path).parent == user_folder() == Path(f"/tmp/tandem-{os.getuid()}")
 
 
 def test_a_place_where_nothing_can_be_made_is_refused(
