@@ -277,6 +277,8 @@ def default_folder(source: str, now: datetime) -> Path:
 def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) -> RunDir:
     """The run directory, with its configuration and keys. card: as in run.json."""
     actor_ids = [actor.name for actor in topology(folder, config).actors]
+    if RunDir(folder).failed_at_start():
+        print(f"{folder} has a run that failed at its start and learned nothing; it is replaced")
     return RunDir.create(
         folder,
         config_to_json(config),

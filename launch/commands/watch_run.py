@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
@@ -39,7 +40,7 @@ def supervising(on: Machine, places: Sequence[Place]) -> AbstractContextManager[
 def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool, supervise: Supervise) -> None:
     """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
-    console = make_console()
+    console, failed_with = make_console(), ""
     print(f"computes in {arithmetic(config.compute, config.model, config.actor)}")
     try:
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
@@ -48,10 +49,13 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool, superv
     except KeyboardInterrupt:
         print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise
+    except UserError as error:
+        failed_with = str(error)
+        raise
     finally:
         if trace and write_or_warn("trace.json", join_traces, run):
             print(f"{run.trace} shows when each process computed; open it in https://ui.perfetto.dev")
-        write_or_warn("the verdict in summary.json", add_verdict, run)
+        write_or_warn("the verdict in summary.json", partial(add_verdict, error=failed_with), run)
         write_or_warn("report.html", write_report, run)
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)
 

@@ -21,7 +21,7 @@ from launch.why.answers import NEARLY_ALL
 from launch.why.view import REWARD, RunView, view_of
 from shared.run.reader import Run
 from shared.run.run_dir import RunDir
-from shared.run.summary import RunVerdict, read_summary, write_summary
+from shared.run.summary import RunVerdict, read_summary, with_error, write_summary
 
 FEWEST = 5
 """Steps below which only a refused update is a finding: the shares of a few groups say little."""
@@ -40,9 +40,13 @@ def why(*, directory: Path, as_json: bool) -> int:
     return 0
 
 
-def add_verdict(run: RunDir) -> None:
-    """Into summary.json, once the learner has ended; nothing if it wrote none."""
+def add_verdict(run: RunDir, error: str = "") -> None:
+    """Into summary.json, once the learner has ended; nothing if it wrote none. error: with which the run ended."""
     summary = read_summary(run)
+    if error:
+        summary = with_error(summary, error)
+        with run.locked():
+            write_summary(run, summary)
     if summary is not None:
         # Before the lock is taken: a run that somebody holds counts as running.
         first = verdicts(view_of(Run(run.path)))[0]
@@ -84,7 +88,12 @@ def early_end(view: RunView) -> Iterator[RunVerdict]:
     """That it was killed or stopped, or that a process failed. It costs no training, so it comes last."""
     done = f"after {len(view.rows)} of {view.config.run.steps} steps"
     told = f"{done}; {goal_change(view)}" if len(view.rows) >= FEWEST else done
-    if view.state == "dead":
+    if view.error and not view.begun:
+        remedy = "Nothing was learned: put that right and `run` it again, which may have the same --out"
+        yield broken_off("the run failed at its start", view.error, remedy)
+    elif view.error:
+        yield broken_off("the run failed", f"{view.error} ({told})", "Put that right, then go on with `resume`")
+    elif view.state == "dead":
         remedy = "Go on with `resume`; logs/learner.log and logs/supervisor.log may say why"
         yield broken_off("the run was killed", f"its learner is gone {told}", remedy)
     elif view.state == "failed":

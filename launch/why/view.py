@@ -61,6 +61,10 @@ class RunView:
     """Steps of the batches in quarantine/."""
     saved: Saved | None = None
     """Of the newest checkpoint, if there is one."""
+    error: str = ""
+    """The sentence with which it failed, without its full stop; empty if it ended otherwise or goes on."""
+    begun: bool = True
+    """Whether it has anything that would be lost."""
 
     @property
     def window(self) -> int:
@@ -134,6 +138,7 @@ def standard_error(rows: Sequence[Row], key: str) -> float:
 
 
 def view_of(run: Run) -> RunView:
+    summary = run.summary()
     return RunView(
         config=run.config(),
         rows=run.metrics.rows(),
@@ -142,6 +147,8 @@ def view_of(run: Run) -> RunView:
         evaluations=of_training(run.evaluations()),
         refused=[batch.step for batch in run.quarantine()],
         saved=newest_saved(run.checkpoints()),
+        error=summary.error.rstrip(".") if summary else "",
+        begun=run.files.has_begun(),
     )
 
 

@@ -105,10 +105,19 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-MADE_BY_CREATE = frozenset({"config.json", "run.json", "lock", "keys", "start", "teacher"})
-"""What `create` makes, except folders that it leaves empty."""
+FIRST_MADE = ("config.json", "run.json", "lock", "keys", "start", "teacher", "lease", "journal", "checkpoints", "eval")
+MADE_LATER = ("plan.json", "tasks.json", "logs", "quarantine", "metrics.jsonl", "rollouts.jsonl", "summary.json")
+OURS = frozenset({*FIRST_MADE, *MADE_LATER, "report.html", "trace.json"})
+"""What `create` and the run itself make."""
 MIN_FREE_BYTES = 256 * 2**20
 """Room for a journal segment (64 MiB) and a few checkpoints of a small adapter. A large run may need more."""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """What must be known of summary.json here; shared/run/summary.py has the whole."""
+
+    status: str
+    """`failed` if the run ended with an error."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,8 @@ class RunDir:
         teacher: Mapping[str, bytes] = MappingProxyType({}),
         min_free_bytes: int = MIN_FREE_BYTES,
     ) -> Self:
-        """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
+        """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space. A run that
+        failed at its start is replaced.
 
         compute: that section of the configuration. card: as in run.json. create_keys: writes keys into the folder it
         gets. start, teacher: files of adapters that the run is given. config.json gets its name last, so a folder with
@@ -145,7 +155,7 @@ class RunDir:
             write_new(unfinished := beside(run.config, UNFINISHED), (config_json,), 0o644)
             sync_folder(path)
         with run.lock_held():
-            refuse_if_taken(run)  # by another process meanwhile
+            refuse_if_taken(run, held=True)  # by another process meanwhile
             remove_earlier_attempt(run, unfinished)
             for folder in (run.journal, run.checkpoints, run.eval, run.logs, run.lease.parent):
                 make_folder(folder)
@@ -194,9 +204,18 @@ class RunDir:
             os.close(fd)
 
     def has_begun(self) -> bool:
-        """Whether there is anything that a new run would lose. A mistake that the learner found while it loaded leaves
-        nothing, like --prepare."""
-        return self.tasks.exists() or any(any(folder.glob("*")) for folder in (self.journal, self.checkpoints))
+        """Whether there is anything that a new run would lose: a group, a checkpoint, an evaluation. A mistake that a
+        process found while it loaded leaves none, like --prepare."""
+        entries = (entry for folder in (self.journal, self.checkpoints, self.eval) for entry in folder.glob("*"))
+        return any(entry.is_dir() or entry.stat().st_size for entry in entries)
+
+    def failed_at_start(self) -> bool:
+        """Whether it ended with an error before it had anything to lose. A prepared run did not: its keys may be in use
+        on another machine."""
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+            ending = msgspec.json.decode(self.summary.read_bytes(), type=Ending)
+            return ending.status == "failed" and not self.has_begun()
+        return False
 
     def is_in_use(self) -> bool:
         """Whether a process has the lock."""
@@ -322,31 +341,37 @@ def make_free_folder(path: Path) -> Path:
         folder = path.with_name(f"{path.name}-{number}")
 
 
-def refuse_if_taken(run: RunDir) -> None:
+def refuse_if_taken(run: RunDir, *, held: bool = False) -> None:
+    """held: whether this process has the lock."""
     with disk_errors(run.path):
-        if run.config.exists() and (run.has_begun() or run.is_in_use()):
+        if not run.config.exists():
+            if has_other_files(run):
+                raise RunDirError(f"{run.path} is not empty and has no run; choose another --out, or empty it.")
+        elif run.has_begun() or (not held and run.is_in_use()):
             raise RunDirError(f"{run.path} has a run already; continue it with `resume`, or choose another --out.")
-        if run.config.exists():
+        elif not run.failed_at_start():
             raise RunDirError(
                 f"{run.path} has a run that has not begun; begin it with `resume`, or for another one remove that"
                 " folder or choose another --out."
             )
-        if has_other_files(run):
-            raise RunDirError(f"{run.path} is not empty and has no run; choose another --out, or empty it.")
 
 
 def has_other_files(run: RunDir) -> bool:
     """Whether a folder that has no run has a file that no `create` left there when it was cut short."""
     cut_short = any(run.path.glob(f".{run.config.name}.*{UNFINISHED}"))
     files = (entry.relative_to(run.path).parts[0] for entry in run.path.rglob("*") if entry.is_file())
-    return any(not (cut_short and final_name(run.path / name) in MADE_BY_CREATE) for name in files)
+    return any(not (cut_short and final_name(run.path / name) in OURS) for name in files)
 
 
 def remove_earlier_attempt(run: RunDir, unfinished: Path) -> None:
-    """Remove what an earlier `create` left, if any. unfinished: of this one. Call it with the run held."""
+    """Remove what an earlier `create` left, or a run that failed at its start, if any. unfinished: of this one. Call it
+    with the run held."""
     with disk_errors(run.path):
+        # First, so that the rest is no run if this is cut short.
+        disk.remove(run.config)
+        sync_folder(run.path)
         for entry in run.path.iterdir():
-            if entry not in (run.lock, unfinished) and final_name(entry) in MADE_BY_CREATE:
+            if entry not in (run.lock, unfinished) and final_name(entry) in OURS:
                 disk.remove(entry)
 
 

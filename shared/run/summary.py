@@ -1,6 +1,7 @@
 """summary.json: the state or the result of a run. The learner writes it and the commands read it, both as this record.
 
-When the learner has ended, the launcher adds the verdict of `why`, whose rules are no part of a learner.
+When the learner has ended, the launcher adds the verdict of `why`, whose rules are no part of a learner. It also adds
+the sentence of an error that the user can fix: such an error may end a run while it loads, or in an actor.
 Unknown keys are ignored.
 """
 
@@ -89,6 +90,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The first verdict of `why`; None while the learner runs."""
     actors: ActorsReport = ActorsReport()
     """Of several actors, as in the last row of metrics."""
+    error: str = ""
+    """The sentence with which the run failed; empty if it ended otherwise, or in a crash."""
 
 
 def first_and_last(run: RunDir) -> dict[str, Evaluation]:
@@ -101,6 +104,12 @@ def write_summary(run: RunDir, summary: Summary) -> None:
     short = {label: msgspec.structs.replace(report, task_results=()) for label, report in summary.eval.items()}
     whole = msgspec.structs.replace(summary, eval=short)
     write_whole(run.summary, msgspec.json.format(msgspec.json.encode(whole), indent=2))
+
+
+def with_error(summary: Summary | None, error: str) -> Summary:
+    """Of a run that failed. summary: None if the learner has written none."""
+    known = summary or Summary(status="failed", steps=0, wall_s=0.0, adapter_sha256="")
+    return msgspec.structs.replace(known, status="failed", error=error)
 
 
 def read_summary(run: RunDir) -> Summary | None:

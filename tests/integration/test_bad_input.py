@@ -81,8 +81,11 @@ def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
 
 
 def test_an_adapter_target_that_the_model_has_not(tmp_path: Path) -> None:
-    done = launch("run", "embedded", "--out", tmp_path / "run", *sets(SMALL | {"lora.targets": ["query"]}))
-    refused(done, "query", "q_proj")
+    """Nothing was learned, so the folder can be used again."""
+    out = tmp_path / "run"
+    sentence = refused(launch("run", "embedded", "--out", out, *sets(SMALL | {"lora.targets": ["query"]})), "q_proj")
+    assert f"error: {summary(out)['error']}" == sentence and "'query'" in sentence
+    assert "it is replaced" in launch("run", "embedded", "--out", out, "--prepare").stdout
 
 
 def test_a_run_directory_that_is_taken(finished: tuple[Path, Any]) -> None:

@@ -108,7 +108,7 @@ def facts(run: Run) -> Rows:
         ("objective", f"{config.loss.kind}, advantage {config.advantage}"),
         ("answers a step", f"{config.rollout.prompts} prompts x {config.rollout.group}"),
         ("rollouts.jsonl", logged + (f"; {damaged} damaged lines were skipped" if damaged else "")),
-        ("adapter", f"sha256 {summary.adapter_sha256}" if summary else "none yet"),
+        ("adapter", f"sha256 {summary.adapter_sha256}" if summary and summary.adapter_sha256 else "none yet"),
     ]
 
 

@@ -8,7 +8,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +23,8 @@ from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.supervise import Screen, Supervisor
 from launch.supervisor.topology import Process, ProcessFailed, Topology
 from shared.config.load import config_from_json
+from shared.config.tree import Config
+from shared.errors import DataError
 from shared.run.run_dir import RunDir
 from shared.run.summary import read_summary
 from tests.support.disk_faults import failing
@@ -186,6 +191,56 @@ def test_what_cannot_be_written_afterwards_does_not_hide_how_the_run_ended(
     assert summary and (run.trace.is_file(), summary.why is not None, run.report.is_file()) == tuple(
         number != fault for number in (1, 2, 3)
     )
+
+
+def failed_run(folder: Path, begin: Callable[[RunDir], object]) -> tuple[RunDir, str]:
+    """Ends with an error of the user after `begin`; with what `why` says of it."""
+    run = RunDir(folder / "run")
+    with redirect_stdout(StringIO()):
+        assert main(["run", "--prepare", "--out", str(run.path)]) == 0
+
+    def supervise(plan: Topology, screen: Screen, limits: SupervisorLimits) -> None:
+        begin(run)
+        raise DataError("qa.jsonl has no column 'question'; set tasks.question.")
+
+    with pytest.raises(DataError):
+        watch_run(run, Config(), verbose=False, trace=False, supervise=supervise)
+    with redirect_stdout(StringIO()) as said:
+        assert main(["why", str(run.path)]) == 0
+    return run, said.getvalue()
+
+
+def running(run: RunDir, rewards: Sequence[float]) -> None:
+    write_run(run, status="running", rewards=rewards, evaluated=())
+
+
+@pytest.mark.parametrize("begin", [lambda run: None, lambda run: running(run, ())])
+def test_a_mistake_that_ends_a_run_at_its_start_is_what_why_says(
+    begin: Callable[[RunDir], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the learner has written a summary, or in an actor while it says that the run goes on."""
+    run, said = failed_run(tmp_path, begin)
+    assert said == (
+        "the run failed at its start: qa.jsonl has no column 'question'; set tasks.question. Nothing was learned: put"
+        " that right and `run` it again, which may have the same --out.\n"
+    )
+    summary = read_summary(run)
+    assert summary and (summary.status, summary.steps) == ("failed", 0) and str(summary.why) == said.strip()
+    capsys.readouterr()
+    assert main(["run", "--prepare", "--out", str(run.path)]) == 0
+    replaced, prepared = capsys.readouterr().out.splitlines()
+    assert replaced == f"{run.path} has a run that failed at its start and learned nothing; it is replaced"
+    assert prepared.startswith(f"{run.path} is prepared") and not run.summary.exists()
+
+
+def test_a_mistake_that_ends_a_run_later_is_said_with_resume(tmp_path: Path) -> None:
+    def begin(run: RunDir) -> None:
+        running(run, [0.5] * 3)
+        (run.journal / "000001.log").write_bytes(b"groups")
+
+    said = failed_run(tmp_path, begin)[1]
+    assert said.startswith("the run failed: qa.jsonl has no column 'question'; set tasks.question (after 3 of ")
+    assert said.endswith(" steps). Put that right, then go on with `resume`.\n")
 
 
 def test_a_run_that_is_done_is_done_without_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,23 @@ def test_killed_anywhere_it_is_a_whole_run_or_none(tmp_path: Path) -> None:
         assert is_whole(folder / "run") and not list((folder / "run").glob(".*")), "it can be tried again"
 
 
+def fail_at_start(folder: Path) -> None:
+    make(folder)
+    run = RunDir(folder / "run")
+    run.plan.write_text("old")
+    (run.logs / "learner.log").write_text("old")
+    run.summary.write_text('{"status": "failed"}')
+
+
+def test_killed_while_it_replaces_a_run_that_failed_it_can_be_tried_again(tmp_path: Path) -> None:
+    folders = kill_before_every_call(fail_at_start, make, tmp_path)
+    for folder in folders:
+        if not (new := is_whole(folder / "run")) or RunDir(folder / "run").failed_at_start():
+            make(folder)
+        assert is_whole(folder / "run") and not RunDir(folder / "run").plan.exists()
+        assert new or not list((folder / "run").glob(".*"))
+
+
 @pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EIO])
 def test_any_refusal_is_one_sentence_or_did_not_matter(tmp_path: Path, refusal: int) -> None:
     calls: list[str] = []

@@ -92,12 +92,44 @@ def test_a_run_is_not_made_over_another(tmp_path: Path) -> None:
         RunDir.create(run.path, b"other")
     with run.locked(), pytest.raises(RunDirError, match="has a run already"):
         RunDir.create(run.path, b"other")
-    for begun in (run.tasks, run.journal / "segment", run.checkpoints / "step-000001"):
-        begun.write_bytes(b"x")
-        with pytest.raises(RunDirError, match="has a run already; continue it with `resume`"):
-            RunDir.create(run.path, b"other")
-        begun.unlink()
+    for status in ("stopped", "failed"):
+        run.summary.write_text(json.dumps({"status": status}))
+        for begun in (run.journal / "segment", run.checkpoints / "step-000001", run.eval / "base.json"):
+            begun.write_bytes(b"x")
+            with pytest.raises(RunDirError, match="has a run already; continue it with `resume`"):
+                RunDir.create(run.path, b"other")
+            begun.unlink()
     assert (run.config.read_bytes(), run.run_info.read_bytes()) == (CONFIG, before)
+
+
+def failed_at_start(path: Path) -> RunDir:
+    """As a mistake leaves it that an actor found when the learner had loaded already."""
+    run = RunDir.create(path, CONFIG)
+    for file in (run.tasks, run.plan, run.report, run.logs / "actor0.log", run.lease, run.journal / "000001.log"):
+        file.write_bytes(b"" if file.parent == run.journal else b"old")
+    run.summary.write_text(json.dumps({"status": "failed"}))
+    return run
+
+
+def test_a_run_that_failed_at_its_start_is_replaced(tmp_path: Path) -> None:
+    run = failed_at_start(tmp_path / "run")
+    before, notes = run.read_info().run_id, run.path / "notes.txt"
+    notes.write_text("mine")
+    RunDir.create(run.path, b"other")
+    files = {path for path in run.path.rglob("*") if path.is_file()}
+    assert files == {run.config, run.run_info, run.lock, notes}
+    assert run.config.read_bytes() == b"other" and run.read_info().run_id != before
+
+
+@pytest.mark.parametrize("summary", ['{"status": "running"}', '{"status": "stopped"}', "{}", ""])
+def test_a_run_that_did_not_fail_is_not_replaced(summary: str, tmp_path: Path) -> None:
+    run = failed_at_start(tmp_path / "run")
+    with run.locked(), pytest.raises(RunDirError, match="has a run already"):
+        RunDir.create(run.path, b"other")
+    run.summary.write_text(summary)
+    with pytest.raises(RunDirError, match="has a run that has not begun"):
+        RunDir.create(run.path, b"other")
+    assert run.config.read_bytes() == CONFIG and run.tasks.exists()
 
 
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
