@@ -292,7 +292,7 @@ def export(args: "argparse.Namespace") -> int:
 
 
 def generate(args: "argparse.Namespace") -> int:
-    policy = {"directory": args.directory, "base": args.base, "checkpoint": args.checkpoint}
+    policy = {"directory": args.directory, "base": args.base, "checkpoint": args.checkpoint, "system": args.system}
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
     if args.chat:
         from launch.commands.chat import chat

@@ -246,9 +246,8 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         help="take the most likely token (default)",
     )
     choice.add_argument("--temperature", type=temperature, default=0.0, metavar="T", help="sample at this temperature")
-    parser.add_argument(
-        "--seed", type=non_negative_int, default=0, metavar="N", help="seed of the sampling (default: 0)"
-    )
+    parser.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="of the sampling (default: 0)")
+    parser.add_argument("--system", metavar="TEXT", help="system message (default: as in training)")
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:

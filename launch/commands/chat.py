@@ -111,6 +111,7 @@ def chat(
     directory: Path | None,
     base: bool,
     checkpoint: str | None,
+    system: str | None,
     max_new_tokens: int | None,
     temperature: float,
     seed: int,
@@ -119,7 +120,7 @@ def chat(
     """Until the user leaves."""
     if out is not None:
         raise ConfigError("--out does not go with --chat; use --in FILE --out FILE to have completions written.")
-    config, chosen = open_policy(directory, base, checkpoint)
+    config, chosen = open_policy(directory, base, checkpoint, system)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
     conversations = open_conversations(config, chosen)
     print(f"{' and '.join(each.name for each in conversations)}; {HELP}", file=sys.stderr)

@@ -1,7 +1,8 @@
 """`generate`: completions of the trained policy or the base, for one prompt or a file of prompts.
 
-Prompts go through the model's chat template, with what the run shows before a question: its tools, its system prompt,
+Prompts go through the model's chat template, with what the run shows before a question: its tools, its system message,
 and the examples of `tasks.few_shot`. These come from its training data; without it they are left out, and that is said.
+A system message in the data counts if all training tasks have the same; `--system` gives another.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from launch.commands.open_run import open_run, pin_cpu
 from launch.commands.verify import input_lines
@@ -22,7 +24,7 @@ from shared.config.data import TasksConfig, VerifierKind
 from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
 from shared.run.files import write_whole
-from shared.run.run_dir import refuse_to_replace
+from shared.run.run_dir import RunDir, refuse_to_replace
 from shared.seeding import sample_seeds
 
 if TYPE_CHECKING:
@@ -38,13 +40,14 @@ def generate_completions(
     out: Path | None,
     base: bool,
     checkpoint: str | None,
+    system: str | None,
     max_new_tokens: int | None,
     temperature: float,
     seed: int,
 ) -> int:
     if out is not None:
         refuse_to_replace(out, source)
-    config, chosen = open_policy(directory, base, checkpoint)
+    config, chosen = open_policy(directory, base, checkpoint, system)
     prompts = [prompt] if prompt is not None else read_prompts(source)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
 
@@ -69,16 +72,37 @@ def generate_completions(
     return 0
 
 
-def open_policy(directory: Path | None, base: bool, which: str | None) -> tuple[Config, Checkpoint | None]:
-    """The configuration of a run and one of its checkpoints; no checkpoint means the base. which: None for newest."""
+def open_policy(
+    directory: Path | None, base: bool, which: str | None, system: str | None = None
+) -> tuple[Config, Checkpoint | None]:
+    """The configuration of a run and one of its checkpoints; no checkpoint means the base. which: None for newest.
+    system: message that becomes tasks.system_prompt; None for the one of the training tasks."""
     if directory is None:
         if which:
             raise ConfigError(f"--checkpoint got {which}, but no run was given; name its directory too.")
         config = load_config("embedded")
         pin_cpu(config.compute, "actor")
-        return config, None
+        return replace(config, tasks=with_system(config.tasks, system)), None
     run, config = open_run(directory, compute_as="actor")
-    return config, None if base else choose_checkpoint(run, config.checkpoint.keep, which or "latest")
+    chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, which or "latest")
+    told = system_of_tasks(run, config.tasks) if system is None else system
+    return replace(config, tasks=with_system(config.tasks, told)), chosen
+
+
+def with_system(tasks: TasksConfig, system: str | None) -> TasksConfig:
+    """None: as they are."""
+    return tasks if system is None else replace(tasks, system_prompt=system)
+
+
+def system_of_tasks(run: RunDir, tasks: TasksConfig) -> str | None:
+    """None if they have different ones, which is said."""
+    from learner.durable.state import trained_system
+
+    found = trained_system(run, tasks)
+    if found is None:
+        used = "that of tasks.system_prompt is used" if tasks.system_prompt else "none is used"
+        print(f"note: system messages differ by row of the data, so {used}; give one with --system", file=sys.stderr)
+    return found
 
 
 def read_prompts(source: Path | None) -> list[str]:

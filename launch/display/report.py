@@ -29,6 +29,7 @@ from shared.statistics import paired
 
 CURVE_WIDTH = 40
 SAMPLES = 3
+MAX_QUESTION = 200
 COSTS = (
     ("time per step", "step_s", "s"),
     ("  decoding", "rollout_s", "s"),
@@ -221,9 +222,7 @@ def next_commands(results: Results, *, can_be_extended: bool) -> Text:
     folder = str(results.run_dir)
     if results.summary is not None and results.summary.status == "done":
         commands = {
-            "try the trained policy": next_command(
-                "generate", folder, "--prompt", "Tom has 3 apples and buys 4. How many?"
-            ),
+            "try the trained policy": next_command("generate", folder, *question(results.final or results.base)),
             "export it": next_command("export", folder, "--out", f"{results.run_dir.name}-adapter"),
             "check the result": next_command("replay", folder),
         }
@@ -233,6 +232,15 @@ def next_commands(results: Results, *, can_be_extended: bool) -> Text:
         commands = {"continue, nothing is lost": next_command("resume", folder)}
     width = max(map(len, commands))
     return Text("\n".join(f"{what:<{width}}  {command}" for what, command in commands.items()))
+
+
+def question(evaluation: Evaluation | None) -> tuple[str, ...]:
+    """The shortest of the examples as an option of `generate`; a chat if there is none."""
+    asked = [" ".join(one.question.split()) for one in (evaluation.examples if evaluation else ())]
+    # One that begins with a minus would be taken for an option.
+    shortest = for_terminal(min((one for one in asked if one and one[0] != "-"), key=len, default=""))
+    cut = f"{shortest[:MAX_QUESTION]}..." if len(shortest) > MAX_QUESTION else shortest
+    return ("--prompt", cut) if cut else ("--chat",)
 
 
 HEAD = ("", "accuracy", "95 %", "n", "draws", "cap", "format", "truncated", "length")

@@ -189,6 +189,7 @@ def write(export: Export, out: Path) -> "Agreement":
 
 def card_facts(export: Export, policy: "TrainedPolicy", found: "Agreement") -> "CardFacts":
     from launch.export.folders import CardFacts
+    from learner.durable.state import trained_system
     from shared.model.adapter_file import digest
 
     sha256 = digest(policy.adapter)
@@ -196,6 +197,7 @@ def card_facts(export: Export, policy: "TrainedPolicy", found: "Agreement") -> "
         form=export.form,
         dtype="float32" if export.form == "peft" else export.dtype,
         config=export.config,
+        system=trained_system(export.run, export.config.tasks),
         info=export.run.read_info(),
         step=export.checkpoint.step,
         adapter_sha256=sha256,

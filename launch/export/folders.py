@@ -140,6 +140,8 @@ class CardFacts:
     """Number type of the weights, such as `bfloat16`."""
     config: Config
     """Of the run."""
+    system: str | None
+    """System message of every training task; None if they have different ones."""
     info: RunInfo
     """When and with which packages it was created."""
     step: int
@@ -231,7 +233,7 @@ def training(facts: CardFacts) -> Iterator[str]:
         "steps": f"{facts.step} of {config.run.steps}, seed {config.run.seed}",
         "LoRA": lora_row(config.lora),
         "optimizer": f"AdamW, lr {config.optimizer.lr:g} ({config.optimizer.schedule})",
-        "system prompt": config.tasks.system_prompt or "none",
+        "system prompt": "in the data, differs by row" if facts.system is None else facts.system or "none",
     }
     yield from (f"| {name} | {cell(value)} |" for name, value in rows.items())
 

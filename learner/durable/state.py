@@ -31,8 +31,10 @@ from learner.tasks.tasks import TaskDigests
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
+from shared.config.data import TasksConfig
 from shared.errors import ConfigError, DamageError, DataError
 from shared.run.files import FileParts, write_whole
+from shared.run.reader import intact
 from shared.run.run_dir import RunDir
 
 
@@ -191,6 +193,14 @@ def refuse_other_tasks(run: RunDir, tasks: TaskDigests) -> None:
             " put them back, or begin a new run, from this one's adapter if you like (lora.start_from ="
             f" '{run.path}')."
         )
+
+
+def trained_system(run: RunDir, config: TasksConfig) -> str | None:
+    """The system message of every training task, which may be in the data; None if they have different ones. That of
+    the configuration if the run has not begun, or its tasks.json cannot be read."""
+    known = intact(lambda: read_task_digests(run))
+    systems = (known.systems if known else ()) or (config.system_prompt,)
+    return systems[0] if len(systems) == 1 else None
 
 
 def read_task_digests(run: RunDir) -> TaskDigests:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -57,6 +57,8 @@ class TaskSet:
     """Number of dropped rows of both parts, by reason."""
     answers: tuple[np.ndarray, ...] = ()
     """[T] int32 each: what a warm start learns of the training tasks, in their order."""
+    systems: tuple[str, ...] = ()
+    """System messages of the training tasks, at most two: one if it is the same in all, and empty text for none."""
 
     def digests(self) -> "TaskDigests":
         return TaskDigests(
@@ -64,12 +66,13 @@ class TaskSet:
             train_sha256=digest_of_tasks(self.train, self.answers),
             held_out=len(self.held_out),
             held_out_sha256=digest_of_tasks(self.held_out),
+            systems=self.systems,
         )
 
 
 class TaskDigests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Number and digest of the tasks of a run, to tell whether they are the same. Where they are
-    stored makes no difference."""
+    """Number and digest of the tasks of a run, to tell whether they are the same, and what all of them begin with.
+    Where they are stored makes no difference."""
 
     train: int
     """Number of training tasks."""
@@ -79,6 +82,8 @@ class TaskDigests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of held-out tasks."""
     held_out_sha256: str
     """Over their prompts and columns in order."""
+    systems: tuple[str, ...] = ()
+    """As in TaskSet; none in a run of an earlier version."""
 
     def difference_in_words(self, now: "TaskDigests") -> str:
         """Which tasks differ from these; empty if all are the same."""
@@ -114,7 +119,13 @@ def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> T
     if not train:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it has no rows"
         raise DataError(f"tasks.source = '{config.source}' gave no task to train on: {reasons}.")
-    return TaskSet(train=train, held_out=held_out, dropped=dict(dropped))
+    systems = first_two(task.columns.get(SYSTEM, config.system_prompt) for task in train)
+    return TaskSet(train=train, held_out=held_out, dropped=dict(dropped), systems=systems)
+
+
+def first_two(systems: Iterable[str]) -> tuple[str, ...]:
+    """Different ones: whether there are more makes no difference."""
+    return tuple(dict.fromkeys(systems))[:2]
 
 
 def load_test(

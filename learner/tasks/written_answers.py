@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from learner.tasks.sources import as_configured, messages_of, open_dataset
-from learner.tasks.tasks import Task, TaskSet, earlier_messages, examples, load_rows, load_tasks
+from learner.tasks.tasks import Task, TaskSet, earlier_messages, examples, first_two, load_rows, load_tasks
 from shared.config.data import SYSTEM, SftConfig, TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.model.prompt import Message, Prompter, conversation
@@ -42,6 +42,10 @@ class Written:
     def question(self) -> str:
         return self.before[-1]["content"] if self.before else ""
 
+    @property
+    def system(self) -> str:
+        return self.before[0]["content"] if self.before and self.before[0]["role"] == "system" else ""
+
 
 def load_written(
     config: TasksConfig, sft: SftConfig, kind: VerifierKind, prompter: Prompter, *, longest: int, evaluated: bool
@@ -51,12 +55,12 @@ def load_written(
     found = list(written_answers(config, sft, kind))
     order = np.random.default_rng(config.seed).permutation(len(found))
     chosen = [found[place] for place in order[: config.limit or None]]
-    tasks, answers, dropped = rendered(chosen, config.max_prompt_tokens, longest, prompter)
+    tasks, answers, systems, dropped = rendered(chosen, config.max_prompt_tokens, longest, prompter)
     if not tasks:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it has no rows"
         raise DataError(f"{name_of(sft, config)} gave no answer to learn: {reasons}.")
     held_out = load_tasks(config, prompter, kind).held_out if evaluated else ()
-    return TaskSet(train=tasks, held_out=held_out, dropped=dropped, answers=answers)
+    return TaskSet(train=tasks, held_out=held_out, dropped=dropped, answers=answers, systems=first_two(systems))
 
 
 def name_of(sft: SftConfig, tasks: TasksConfig) -> str:
@@ -102,9 +106,9 @@ def from_row(row: Mapping[str, Any], sft: SftConfig, system_prompt: str) -> Iter
 
 def rendered(
     found: Iterable[Written], longest_prompt: int, longest_answer: int, prompter: Prompter
-) -> tuple[tuple[Task, ...], tuple[np.ndarray, ...], dict[str, int]]:
-    """Tasks, answers, and dropped examples by reason."""
-    tasks, answers, dropped = list[Task](), list[np.ndarray](), Counter[str]()
+) -> tuple[tuple[Task, ...], tuple[np.ndarray, ...], list[str], dict[str, int]]:
+    """Tasks, answers, system messages, and dropped examples by reason."""
+    tasks, answers, systems, dropped = list[Task](), list[np.ndarray](), list[str](), Counter[str]()
     for one in found:
         if not one.question.strip() or not one.answer.strip():
             dropped["without a question or an answer"] += 1
@@ -118,4 +122,5 @@ def rendered(
             columns = {"question": one.question, EXAMPLE: str(len(tasks))}
             tasks.append(Task(prompt_ids=np.array(ids, dtype=np.int32), columns=columns))
             answers.append(np.array(answer, dtype=np.int32))
-    return tuple(tasks), tuple(answers), dict(dropped)
+            systems.append(one.system)
+    return tuple(tasks), tuple(answers), systems, dict(dropped)

@@ -3,7 +3,7 @@
     config.json   the resolved configuration; it gets its name last, so a folder that has it is a run
     run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
-    tasks.json    number and digest of the tasks that it began with
+    tasks.json    number and digest of the tasks that it began with, and their system message
     start/        the adapter that it starts from, if there is one; teacher/ the one that it learns from
     lock          flock: one learner per run
     lease/        locked bytes: who may compute, where processes share a CPU; actors write here and into logs/ only
@@ -255,7 +255,8 @@ class RunDir:
 
     @property
     def tasks(self) -> Path:
-        """Number and digest of training and held-out tasks, for a later start of the run to compare."""
+        """Number and digest of training and held-out tasks, for a later start of the run to compare; the system message
+        of all training tasks, for `generate` and `export`."""
         return self.path / "tasks.json"
 
     @property

@@ -71,7 +71,7 @@ def test_help_names_the_command(installed: Installed) -> None:
 def test_a_run_starts_from_any_folder(installed: Installed) -> None:
     said = installed.tandem("run", "embedded", "--out", "runs/first", *sets(SMALL | {"run.steps": 2}))
     assert len(rows(installed.folder / "runs/first")) == 2
-    assert "tandem generate runs/first --prompt" in said, "the next commands are ones that work here"
+    assert "tandem generate runs/first --chat" in said, "the next commands are ones that work here"
 
 
 @pytest.mark.long

@@ -27,10 +27,12 @@ from launch.commands.chat import (
     questions,
     show_in_columns,
 )
-from launch.commands.generate import opening_of, read_prompts
+from launch.commands.generate import open_policy, opening_of, read_prompts
 from launch.presets.load import load_config
 from launch.ui import chat_process
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.state import write_task_digests
+from learner.tasks.tasks import TaskDigests
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
@@ -270,6 +272,34 @@ def test_chat_from_a_pipe(
     assert main(["generate", str(run.path), "--chat", "--base"]) == 0
     alone = capsys.readouterr()
     assert alone.err.startswith("base; ") and told.out.startswith(f"base: {alone.out}")
+
+
+def test_a_chat_and_a_prompt_begin_with_the_system_message_that_is_given(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, told = RunDir.create(tmp_path / "run", config_to_json(config_of(source))), list[str]()
+    for words in (["--chat"], ["--chat", "--system", "Be odd."], ["--prompt", "3 + 4?", "--system", "Be odd."]):
+        monkeypatch.setattr("sys.stdin", piped(b"3 + 4?\n"))
+        assert main(["generate", str(run.path), "--base", *words]) == 0
+        told += [capsys.readouterr().out.strip()]
+    assert told[0] != told[1] == told[2]
+
+
+def test_a_system_message_in_the_data_is_that_of_a_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDir.create(tmp_path / "run", config_to_json(resolve({"tasks": {"system_prompt": "Be kind."}})))
+
+    def opening(*systems: str, given: str | None = None) -> list[str]:
+        tasks = TaskDigests(train=1, train_sha256="", held_out=0, held_out_sha256="", systems=systems)
+        write_task_digests(run, tasks)
+        config, _ = open_policy(run.path, base=True, which=None, system=given)
+        return [message["content"] for message in opening_of(config.tasks, config.verifier.kind)]
+
+    assert opening() == ["Be kind."] and opening("Of the data.") == ["Of the data."]
+    assert opening("Of the data.", given="Given.") == ["Given."] and opening("", "A", given="") == []
+    assert capsys.readouterr().err == ""
+    assert opening("A", "B") == ["Be kind."]
+    differ = "note: system messages differ by row of the data, so that of tasks.system_prompt is used"
+    assert capsys.readouterr().err == f"{differ}; give one with --system\n"
 
 
 def piped(content: bytes) -> io.TextIOWrapper:

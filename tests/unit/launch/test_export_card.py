@@ -10,10 +10,11 @@ from shared.config.load import resolve
 from shared.run.run_dir import RunInfo
 
 
-def card_of(**sections: Any) -> str:
+def card_of(system: str | None = "", **sections: Any) -> str:
     """Of an adapter of the embedded model."""
     machine: dict[str, Any] = {"python": "3", "platform": "Linux", "cpu": "any", "cpu_count": 2}
     facts = CardFacts(
+        system=system,
         form="peft",
         dtype="float32",
         config=resolve(sections),
@@ -43,6 +44,14 @@ def test_the_card_of_a_warm_start_says_that_it_learned_written_answers() -> None
     assert not any(word in card for word in ("reinforcement", "grpo", "completions", "temperature", "entropy fraction"))
     card = card_of(loss={"kind": "sft"}, rollout=rollout, sft={"source": "/home/me/chats.jsonl"})
     assert "| answers | chats.jsonl |" in card and "| held-out tasks | embedded, verifier " in card
+
+
+@pytest.mark.parametrize(
+    ("system", "shown"),
+    [("Think.\nThen answer.", "Think.<br>Then answer."), ("", "none"), (None, "in the data, differs by row")],
+)
+def test_the_card_has_the_system_message_that_the_tasks_had(system: str | None, shown: str) -> None:
+    assert f"| system prompt | {shown} |" in card_of(system, tasks={"system_prompt": "Not this one."})
 
 
 @pytest.mark.parametrize(

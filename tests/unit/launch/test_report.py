@@ -161,13 +161,34 @@ def test_the_next_commands_of_a_finished_run(tmp_path: Path) -> None:
     write_run(run, status="done", rewards=REWARDS, evaluated=("base", "final"))
     lines = reported(run, width=40).splitlines()
     for expected in (
-        f"-m launch generate '{run.path}' --prompt ",
+        f"-m launch generate '{run.path}' --prompt 'What is 3 + 4?'",
         f"-m launch resume '{run.path}' --steps 80",
         f"-m launch export '{run.path}' --out 'with space-adapter'",
         f"-m launch replay '{run.path}'",
     ):
         assert any(expected in line for line in lines), expected
     assert "launch resume" not in reported(run, can_be_extended=False)
+
+
+@pytest.mark.parametrize(
+    ("questions", "suggested"),
+    [
+        (
+            ["Who ate\nthe cook's egg?", "Who wrote the longer of both books?"],
+            "--prompt 'Who ate the cook'\"'\"'s egg?'",
+        ),
+        (["x" * 300], f"--prompt {'x' * 200}..."),
+        (["\x1b[2J"], "--prompt '\\x1b[2J'"),
+        (["-1+2?", " "], "--chat"),
+        ([], "--chat"),
+    ],
+)
+def test_a_question_of_the_run_is_suggested(tmp_path: Path, questions: list[str], suggested: str) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    examples = tuple(Example(question=text, completion="", outcome="wrong") for text in questions)
+    write_evaluation(run.eval, toy_evaluation([True], label="final", examples=examples))
+    assert f"-m launch generate {run.path} {suggested}\n" in reported(run)
 
 
 @pytest.mark.parametrize("status", ["stopped", "running"])

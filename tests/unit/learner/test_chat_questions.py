@@ -60,6 +60,19 @@ def test_a_question_of_several_turns_is_asked_after_the_earlier_ones(tmp_path: P
         load_tasks(replace(config, few_shot=1), prompter, "callable")
 
 
+def test_the_system_messages_of_a_run_are_noted(tmp_path: Path, prompter: Prompter) -> None:
+    told, plain = {"question": [SYSTEM_MESSAGE, ASKED], "answer": "2"}, {"question": [ASKED], "answer": "2"}
+    config = TasksConfig(source=str(tmp_path / "t.jsonl"), system_prompt="Be kind.")
+    for data, systems in (
+        ([told] * 3, {"Be brief."}),
+        ([plain] * 3, {"Be kind."}),
+        ([told, plain], {"Be brief.", "Be kind."}),
+    ):
+        write_jsonl(tmp_path / "t.jsonl", data)
+        found = load_tasks(config, prompter, "gsm8k").digests().systems
+        assert {*found} == systems and len(found) == len(systems)
+
+
 def test_questions_of_equal_words_differ_by_what_was_said_before(tmp_path: Path, prompter: Prompter) -> None:
     asked = {"role": "user", "content": "And then, what is the next number of this whole list?"}
     chats = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}, asked] for n in range(20)]

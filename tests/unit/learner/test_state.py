@@ -13,7 +13,14 @@ import pytest
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.recorder import RecordedOrders
-from learner.durable.state import Best, LearnerState, RunTotals, refuse_other_tasks, write_task_digests
+from learner.durable.state import (
+    Best,
+    LearnerState,
+    RunTotals,
+    refuse_other_tasks,
+    trained_system,
+    write_task_digests,
+)
 from learner.objective.batch import StepBatch
 from learner.orders.plan import StepPlan
 from learner.quarantine.guard import Guard
@@ -23,6 +30,7 @@ from learner.update.budget import Size
 from learner.update.mismatch import BF16, Gap, Gate
 from learner.update.publisher import Publisher
 from protocol.messages import Group
+from shared.config.data import TasksConfig
 from shared.config.model import LoraConfig
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, OptimizerConfig, RunConfig
@@ -254,6 +262,18 @@ def test_other_tasks_are_refused_in_one_sentence(now: TaskSet, words: str, tmp_p
     with pytest.raises(DataError, match=rf" began with {words}.*put them back, or begin a new run") as caught:
         refuse_other_tasks(RunDir(tmp_path), now.digests())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("systems", "found"), [(("A",), "A"), (("",), ""), (("A", ""), None), ((), "given")])
+def test_the_system_message_that_a_run_trained_with(
+    systems: tuple[str, ...], found: str | None, tmp_path: Path
+) -> None:
+    run, tasks = RunDir(tmp_path), TasksConfig(system_prompt="given")
+    assert trained_system(run, tasks) == "given"
+    write_task_digests(run, replace(task_set(), systems=systems).digests())
+    assert trained_system(run, tasks) == found
+    run.tasks.write_text("{")
+    assert trained_system(run, tasks) == "given"
 
 
 @pytest.mark.parametrize("written", [None, b"", b"{", b'{"train": 12}'])

@@ -103,6 +103,14 @@ def test_a_chat_keeps_its_own_system_message(tmp_path: Path, prompter: Prompter)
     chat = [{"role": "system", "content": "Own."}, *CHAT[:2]]
     tasks = loaded(tmp_path, prompter, [{"messages": chat}], tasks={"system_prompt": "Other."})
     assert texts(tasks, prompter).pop()[0] == prompt(prompter, chat[:2])
+    assert tasks.systems == ("Own.",)
+
+
+def test_only_answers_that_are_learned_have_a_system_message_of_the_run(tmp_path: Path, prompter: Prompter) -> None:
+    own = {"role": "system", "content": "Own."}
+    rows = [{"messages": CHAT[:2]}, {"messages": [own, CHAT[0], {"role": "assistant", "content": ""}]}]
+    assert loaded(tmp_path, prompter, rows, tasks={"system_prompt": "Other."}).systems == ("Other.",)
+    assert sorted(loaded(tmp_path, prompter, [*rows, {"messages": [own, *CHAT[:2]]}]).systems) == ["", "Own."]
 
 
 def test_without_a_source_a_question_keeps_its_system_message_too(tmp_path: Path, prompter: Prompter) -> None:
