@@ -186,12 +186,15 @@ def test_the_card_says_what_the_run_knows(run: RunDir, source: Path) -> None:
     write_evaluation(run.eval, toy_evaluation([True, False] * 8, label="base", **tasks))
     write_evaluation(run.eval, toy_evaluation([True] * 15 + [False], version=5, adapter_sha256=sha256, **tasks))
     write_evaluation(run.eval, toy_evaluation([False] * 16, label="step-000004", version=4, **tasks))
+    digests = {"train": 1, "train_sha256": "", "held_out": 0, "held_out_sha256": ""}
+    run.tasks.write_text(json.dumps(digests | {"systems": ["Be brief."]}))
     card = (export(run) / "README.md").read_text()
     assert "| base | greedy | 50.0% | [28.0%, 72.0%] | 16 | 64 | 0 |" in card
     assert "| after 5 steps | greedy | 93.8% | [71.7%, 98.9%] | 16 | 64 | 0 |" in card
     assert "0.0%" not in card.replace("50.0%", "") and "after 4 steps" not in card
     assert f"`{sha256}`" in card and run.read_info().run_id in card and "rank 4, alpha 8" in card
     assert "log-probs of the export differ from the policy's by at most" in card
+    assert "| system prompt | Be brief. |" in card, "as it is in the data"
     assert "library_name: peft" in card and "license" not in card.lower()
     # A folder of this machine is nobody's business.
     assert source.name in card and str(source.parent) not in card
