@@ -43,7 +43,7 @@ from shared.base.loading import fitting, lighter
 from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
-from shared.config.named_rewards import form_in_words, runs_functions
+from shared.config.named_rewards import rewards_in_words
 from shared.config.processes import ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
@@ -361,8 +361,8 @@ def serve_orders(
         engine, prompter = build_engine(config, borrower, beside_learner=beside_learner)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
-    if runs_functions(config.verifier):
-        log.info(form_in_words(config.verifier))
+    for line in rewards_in_words(config.verifier):
+        log.info(line)
     scorer, episodes = ScorePool(config.verifier), build_episodes(config, prompter)
     teacher = remote_teacher(config.teacher, prompter)
     try:

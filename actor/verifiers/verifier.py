@@ -27,7 +27,9 @@ counts as 0 in the mean of `reward/<name>`, unlike in TRL. NaN, a number that is
 makes the verdict an error that names the reward; so does a function that raises, because its call fails.
 
 With `callable` and no `verifier.function`, as with several functions in TRL, the score is the weighted sum of the named
-rewards that are not None, and the outcome is that of a function that returned this sum.
+rewards that are not None, and the outcome is that of a function that returned this sum. `verifier.correct` names the
+reward that decides instead whether such a completion is correct. If that is None, the completion is wrong and keeps its
+score. To abstain would drop what the other rewards say of it, and the key must not change what is learned.
 """
 
 import re
@@ -151,7 +153,7 @@ class Scoring:
         self.calls = RewardCalls(verifier.form)
         self.judge: Judge | None = None if verifier.adds_up_rewards else judge(verifier)
         self.named = {name_of(spec): named(spec) for spec in verifier.rewards}
-        self.weights = weights(verifier.rewards)
+        self.weights, self.deciding = weights(verifier.rewards), name_of(verifier.correct)
         specs = [verifier.function] if self.judge and verifier.kind == "callable" else []
         specs += filter(is_function, verifier.rewards)
         self.functions = {spec: load_reward_function(spec, key_of(spec, verifier)) for spec in dict.fromkeys(specs)}
@@ -172,7 +174,7 @@ class Scoring:
 
     def added_up(self, found: Mapping[str, list[Verdict]], jobs: Sequence[ScoreJob]) -> list[Verdict]:
         return [
-            added_up({name: of[place] for name, of in found.items()}, self.weights, job.truncated)
+            added_up({name: of[place] for name, of in found.items()}, self.weights, job.truncated, self.deciding)
             for place, job in enumerate(jobs)
         ]
 
@@ -202,10 +204,15 @@ def named(spec: str) -> Judge:
     return lambda jobs, _: [verdict(form(job), truncated=False) for job in jobs]
 
 
-def added_up(rewards: Mapping[str, Verdict], weights: Mapping[str, float], truncated: bool) -> Verdict:
-    """The weighted sum of the rewards that apply, judged as one function's number; abstain if none applies."""
+def added_up(rewards: Mapping[str, Verdict], weights: Mapping[str, float], truncated: bool, deciding: str) -> Verdict:
+    """The weighted sum of the rewards that apply, judged as one function's number; abstain if none applies. deciding:
+    name of the reward that says whether it is correct; if empty, the sum does."""
     applying = [weights[name] * of.score for name, of in rewards.items() if of.outcome is not Outcome.ABSTAIN]
-    return verdict(sum(applying) if applying else None, truncated)
+    found = verdict(sum(applying) if applying else None, truncated)
+    if not deciding or found.outcome not in (Outcome.CORRECT, Outcome.WRONG):
+        return found
+    is_correct = rewards[deciding].outcome is Outcome.CORRECT
+    return structs.replace(found, outcome=Outcome.CORRECT if is_correct else Outcome.WRONG)
 
 
 def with_reward(found: Verdict, reward: Verdict, name: str) -> Verdict:

@@ -53,7 +53,7 @@ from protocol.access.keys import create_keys
 from shared.config.data import Advantage
 from shared.config.load import check_together, config_to_json
 from shared.config.model import LoraConfig, cache_root
-from shared.config.named_rewards import form_in_words, runs_functions
+from shared.config.named_rewards import rewards_in_words
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig, warm_start
@@ -132,8 +132,8 @@ def start_run(
     with supervising(on, places) as supervise:
         run = make_run(out or make_free_folder(folder), config, card)
         announce(run, source, cost)
-        if runs_functions(config.verifier):
-            print(form_in_words(config.verifier))
+        for line in rewards_in_words(config.verifier):
+            print(line)
         watch_run(run, config, verbose=verbose, trace=trace, supervise=supervise)
     return 0
 
@@ -300,6 +300,7 @@ def describe(plan: Topology, config: Config) -> str:
             f"examples       {config.sft.source or f'solutions of {config.tasks.source}'}"
             if config.is_warm_start
             else f"tasks          {config.tasks.source}",
+            *(f"rewards        {line}" for line in rewards_in_words(config.verifier)),
             f"objective      {objective(config.objective, config.advantage)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
             f"evaluation     {evaluation(config.eval, config.tasks.held_out or config.tasks.source)}",

@@ -10,6 +10,7 @@ from launch.doctor.model import weight_bytes
 from launch.plan.memory import size
 from launch.plan.shape import adapter_bytes, anchor_bytes
 from learner.reports.disk_need import bytes_needed
+from shared.config.named_rewards import SUM_DECIDES, name_one, sum_decides
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 
 INSTALL = "run ./launch/run.sh, which makes .venv with the allowed versions, and use .venv/bin/python"
@@ -313,13 +314,15 @@ def tasks(machine: Machine) -> Finding:
 def function(machine: Machine) -> Finding:
     """Whether the user's reward function can be imported."""
     reward = known(machine.reward)
-    if not reward.function:
-        return ok(f"built in: {machine.config.verifier.kind}")
+    verifier = machine.config.verifier
     if reward.trouble:
-        is_own = reward.function not in machine.config.verifier.rewards
+        is_own = reward.function not in verifier.rewards
         name = f"verifier.function = '{reward.function}'" if is_own else f"'{reward.function}' in [verifier.rewards]"
         return error(
             f"{name} cannot be used: {reward.trouble}",
             "fix the file; its import must finish within seconds and read no input",
         )
-    return ok(f"{reward.function} can be imported")
+    found = f"{reward.function} can be imported" if reward.function else f"built in: {verifier.kind}"
+    if sum_decides(verifier):
+        return note(f"{found}; {SUM_DECIDES}", name_one(verifier.rewards))
+    return ok(found)

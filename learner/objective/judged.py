@@ -9,8 +9,9 @@
               the scores need not differ
     right     kept samples whose outcome is `correct`, so a truncated one is not; counted: all kept samples
 
-With a reward function of the user's own, a completion is `correct` if its score is 0.5 or more. Left out on purpose:
-scores in the pass counts. What a group can teach follows from right and wrong, and p (1 - p) needs nothing else.
+With a reward function of the user's own, a completion is `correct` if its score is 0.5 or more, or the value of the
+reward that `verifier.correct` names. Left out on purpose: scores in the pass counts. What a group can teach follows
+from right and wrong, and p (1 - p) needs nothing else.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -176,13 +176,19 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     values only. At most 30."""
     function: str = ""
     """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature, or a class: each worker makes one
-    object of it and calls that. If empty, the score is the weighted sum of `rewards`, of those that are not None."""
+    object of it and calls that. A completion is correct if its value is at least 0.5. If empty, the score is the
+    weighted sum of `rewards`, of those that are not None; then set `correct` too."""
     form: RewardForm = "auto"
     """What reward functions get as prompts and completions: `text`, or `messages`, lists of {role, content}. `auto`:
     messages if the model has a chat template, as in TRL."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """More rewards besides the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 if the format is
-    followed, else 0), or `path/to/file.py:name` as above. They are logged by name and never change an outcome."""
+    followed, else 0), or `path/to/file.py:name` as above. They are logged by name. An outcome follows from them only if
+    they are the score, for `callable` without `function`."""
+    correct: str = ""
+    """For `callable` without `function`: the one of `rewards`, by its name or as it is there, that decides whether a
+    completion is correct: if its value, without the weight, is at least 0.5. If that is None, it is not. The score
+    stays the weighted sum. If empty, a completion is correct if this sum is at least 0.5."""
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
     """Number of scoring processes, from 1 to 64. Each can be killed without harm to the actor. With one, your function
     gets all completions of an order in one call; with several, each call has whole groups."""

@@ -8,6 +8,7 @@ from shared.config.types import check_function_name
 from shared.errors import ConfigError
 
 FORMS = ("think_tags", "answer_tags")
+SUM_DECIDES = "a completion counts as correct if the weighted sum of its rewards is at least 0.5"
 TAKEN = ("mean", "std", "min", "max", "score", "length", "truncated")
 """Names that rows of metrics.jsonl already use."""
 
@@ -36,6 +37,21 @@ def form_in_words(verifier: VerifierConfig) -> str:
     return f"reward functions get prompts and completions as {form} (verifier.form = '{verifier.form}'{why})"
 
 
+def rewards_in_words(verifier: VerifierConfig) -> list[str]:
+    """What to know about the reward functions of a run at its start."""
+    lines = [form_in_words(verifier)] if runs_functions(verifier) else []
+    return lines + ([f"{SUM_DECIDES}; {name_one(verifier.rewards)}"] if sum_decides(verifier) else [])
+
+
+def sum_decides(verifier: VerifierConfig) -> bool:
+    """Whether a weighted sum says what is correct. A single reward with weight 1 is its own sum."""
+    return verifier.adds_up_rewards and not verifier.correct and list(verifier.rewards.values()) != [1.0]
+
+
+def name_one(rewards: Mapping[str, float]) -> str:
+    return f"if one reward decides, name it with verifier.correct ({', '.join(weights(rewards))})"
+
+
 def check_verifier(verifier: VerifierConfig) -> None:
     """ConfigError if a key is missing that this kind needs, or given that it would ignore."""
     kind = verifier.kind
@@ -54,6 +70,21 @@ def check_verifier(verifier: VerifierConfig) -> None:
             " set the kind, or remove rounded_digits."
         )
     check_rewards(verifier.rewards)
+    check_correct(verifier)
+
+
+def check_correct(verifier: VerifierConfig) -> None:
+    """ConfigError if verifier.correct is given and would be ignored, or names no reward."""
+    given, key = verifier.correct, "function" if verifier.kind == "callable" else "kind"
+    if given and not verifier.adds_up_rewards:
+        raise ConfigError(
+            f"verifier.correct = '{given}' is for verifier.kind = 'callable' without a function, but verifier.{key} ="
+            f" '{getattr(verifier, key)}' decides what is correct; remove verifier.correct."
+        )
+    if given and given not in (*verifier.rewards, *weights(verifier.rewards)):
+        raise ConfigError(
+            f"verifier.correct is '{given}', expected one of verifier.rewards: {', '.join(weights(verifier.rewards))}."
+        )
 
 
 def check_rewards(rewards: Mapping[str, float]) -> None:

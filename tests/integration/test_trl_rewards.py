@@ -27,7 +27,9 @@ def test_functions_with_weights_train_and_their_logs_are_kept(run_path: Path, tm
     done = launch("run", tmp_path / "trl.toml", "--out", run_path, *sets(SMALL))
     assert done.returncode == 0, done.stdout + done.stderr
     chosen = "reward functions get prompts and completions as lists of messages (verifier.form = 'auto'"
-    assert chosen in done.stdout and chosen in (run_path / "logs/actor0.log").read_text()
+    summed = "a completion counts as correct if the weighted sum of its rewards is at least 0.5"
+    for said in (chosen, summed):
+        assert said in done.stdout and said in (run_path / "logs/actor0.log").read_text()
     seen = rows(run_path)
     steps = len(seen)
     for row in seen:

@@ -88,6 +88,7 @@ PINNED: dict[str, object] = {
     "verifier.function": "",
     "verifier.form": "auto",
     "verifier.rewards": {},
+    "verifier.correct": "",
     "verifier.workers": 1,
     "verifier.limit_s": 10.0,
     "verifier.memory_mb": 1024,

@@ -143,6 +143,22 @@ def test_several_functions_with_weights_add_up_as_in_trl() -> None:
     }
 
 
+SEVERAL = {f"{FILE}:accuracy_reward": 0.25, f"{FILE}:check_numbers": 0.0, f"{FILE}:int_reward_func": 2.0}
+
+
+@pytest.mark.parametrize("correct", ["accuracy_reward", "check_numbers", f"{FILE}:accuracy_reward"])
+def test_one_of_several_functions_says_what_is_correct_and_the_sum_stays(correct: str) -> None:
+    """Its own value decides, without the weight; None of it is wrong, and a truncated completion stays truncated."""
+    given = [*jobs()[:-1], msgspec.structs.replace(jobs()[-1], truncated=True)]
+    summed, found = scored(given, rewards=SEVERAL), scored(given, rewards=SEVERAL, correct=correct)
+    values = by_hand(correct.rpartition(":")[2])[:-1]
+    expected = [Outcome.CORRECT if (value or 0.0) >= 0.5 else Outcome.WRONG for value in values]
+    assert [one.outcome for one in found] == [*expected, Outcome.TRUNCATED]
+    assert [(one.score, one.rewards) for one in found] == [(one.score, one.rewards) for one in summed]
+    assert values[4] is None and summed[4].outcome is Outcome.CORRECT
+    assert {*expected} == {Outcome.CORRECT, Outcome.WRONG}
+
+
 def test_it_abstains_where_no_function_applies() -> None:
     found = scored(jobs(), rewards={f"{FILE}:accuracy_reward": 1.0})
     assert [one.outcome for one in found[4:]] == [Outcome.ABSTAIN] * 2

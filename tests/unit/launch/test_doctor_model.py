@@ -350,12 +350,12 @@ def test_a_reward_function_that_hangs_is_given_up(tmp_path: Path) -> None:
 def test_named_rewards_are_tried_too(tmp_path: Path) -> None:
     file = tmp_path / "rewards.py"
     file.write_text("def one(**_): return []\n")
-    several = VerifierConfig(kind="callable", rewards={"think_tags": 1.0, f"{file}:one": 1.0, f"{file}:two": 0.5})
-    reward = look_at_reward(several, 60.0)
+    rewards = {"think_tags": 1.0, f"{file}:one": 1.0, f"{file}:two": 0.5}
+    reward = look_at_reward(VerifierConfig(kind="callable", rewards=rewards), 60.0)
     assert reward.function == f"{file}:two" and "defines no such name" in reward.trouble
-    verifier = {"kind": "callable", "rewards": several.rewards}
-    found = run_checks.function(replace(sound(), config=config(verifier=verifier), reward=reward)).found
-    assert found.startswith(f"'{file}:two' in [verifier.rewards] cannot be used: ")
+    broken = replace(sound(), config=config(verifier={"kind": "callable", "rewards": rewards}), reward=reward)
+    assert run_checks.function(broken).found.startswith(f"'{file}:two' in [verifier.rewards] cannot be used: ")
+    assert "(think_tags, one, two)" in run_checks.function(replace(broken, reward=replace(reward, trouble=""))).remedy
 
 
 def test_a_built_in_verifier_needs_no_look() -> None:

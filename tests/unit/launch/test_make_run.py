@@ -8,10 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launch.__main__ import main
-from launch.commands.run import make_run
+from launch.commands.run import describe, make_run
+from launch.supervisor.topology import topology
 from protocol.access.keys import load_learner_keys
+from shared.config.data import VerifierConfig
 from shared.config.tree import Config
 from shared.errors import RunDirError
 from shared.run.run_dir import RunDir, make_free_folder
@@ -147,3 +150,12 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_planned(
     assert main(["run", *words, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr()
     assert "has a run that has not begun; begin it with `resume`" in said.err and said.out == ""
+
+
+@pytest.mark.parametrize(("correct", "said"), [("", True), ("right", False)])
+def test_the_plan_says_that_a_sum_of_rewards_decides_what_is_correct(correct: str, said: bool, tmp_path: Path) -> None:
+    verifier = VerifierConfig(kind="callable", rewards={"a.py:right": 2.0, "a.py:form": 0.5}, correct=correct)
+    config = replace(Config(), verifier=verifier)
+    plan = describe(topology(tmp_path / "run", config), config)
+    assert "rewards        reward functions get prompts and completions as lists of messages" in plan
+    assert ("rewards        a completion counts as correct if the weighted sum" in plan) == said

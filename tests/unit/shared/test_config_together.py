@@ -32,6 +32,23 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
             for name in ("r.py", ":f", "r.py:", "r.py:a.b")
         ),
         (["verifier.rewards={':f' = 1.0}"], "verifier.rewards names ':f', expected path/to/file.py:name"),
+        (
+            ["verifier.kind=callable", "verifier.rewards={'a.py:f' = 2, 'a.py:g' = 1}", "verifier.correct=b.py:f"],
+            "verifier.correct is 'b.py:f', expected one of verifier.rewards: f, g.",
+        ),
+        (
+            [
+                "verifier.kind=callable",
+                "verifier.function=a.py:f",
+                "verifier.correct=f",
+                "verifier.rewards={'a.py:g' = 1}",
+            ],
+            "without a function, but verifier.function = 'a.py:f' decides what is correct; remove verifier.correct.",
+        ),
+        (
+            ["verifier.correct=think_tags", "verifier.rewards={think_tags = 1}"],
+            "without a function, but verifier.kind = 'gsm8k' decides what is correct; remove verifier.correct.",
+        ),
         (["environment.function=games"], "environment.function names 'games', expected path/to/file.py:name"),
         (["environment.tools=['t.py:add', 'x']"], "environment.tools names 'x', expected path/to/file.py:name"),
         (["verifier.kind=environment"], "environment.function is empty"),
@@ -152,6 +169,9 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
     [
         ["verifier.kind=callable", "verifier.function=~/my rewards/mine.py:score"],
         ["verifier.kind=callable", "verifier.rewards={'mine.py:right' = 1.0}"],
+        ["verifier.kind=callable", "verifier.rewards={'a.py:f' = 0, think_tags = 1}", "verifier.correct=f"],
+        ["verifier.kind=callable", "verifier.rewards={'a.py:f' = 0, think_tags = 1}", "verifier.correct=a.py:f"],
+        ["verifier.kind=callable", "verifier.rewards={'a.py:f' = 0, think_tags = 1}", "verifier.correct=think_tags"],
         ["verifier.kind=math", "verifier.rounded_digits=3"],
         ["environment.function=env.py:Env", "environment.tools=['t.py:add']", "verifier.kind=environment"],
         ["link.endpoint=tcp://10.0.0.1:5757"],

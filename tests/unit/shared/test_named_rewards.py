@@ -17,7 +17,7 @@ from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.verifiers.verifier import answer_tags, think_tags
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
-from shared.config.named_rewards import form_in_words
+from shared.config.named_rewards import form_in_words, rewards_in_words
 from shared.errors import RewardError
 
 FUNCTIONS = """
@@ -206,3 +206,21 @@ def test_a_worker_that_reports_other_rewards_is_not_believed(rewards: dict[str, 
 )
 def test_the_form_that_functions_are_given_is_said(form: Any, said: str) -> None:
     assert form_in_words(VerifierConfig(form=form)) == f"reward functions get prompts and completions {said}"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "asked"),
+    [
+        ({"rewards": {"a.py:right": 2.0, "think_tags": 0.5}}, "(right, think_tags)"),
+        ({"rewards": {"a.py:right": 2.0}}, "(right)"),
+        ({"rewards": {"a.py:right": 2.0, "think_tags": 0.5}, "correct": "right"}, ""),
+        ({"rewards": {"a.py:right": 1.0}}, ""),
+        ({"rewards": {"think_tags": 0.5}, "function": "a.py:right"}, ""),
+    ],
+)
+def test_where_a_sum_decides_what_is_correct_the_start_says_so(verifier: Any, asked: str) -> None:
+    form, *others = rewards_in_words(VerifierConfig(kind="callable", **verifier))
+    assert form.startswith("reward functions get")
+    said = "a completion counts as correct if the weighted sum of its rewards is at least 0.5; if one reward decides,"
+    assert others == ([f"{said} name it with verifier.correct {asked}"] if asked else [])
+    assert rewards_in_words(VerifierConfig(kind="math", rewards={"think_tags": 0.5, "answer_tags": 1.0})) == []
