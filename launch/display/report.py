@@ -135,6 +135,8 @@ def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType
     parts: list[RenderableType] = [Text(f"held-out accuracy with its 95 % interval, seed {base.seed}"), table]
     if final and base.task_results and base.tasks_sha256 == final.tasks_sha256:
         parts += [Text(gain(base, final))]
+    if final and (before := base.sampled.rewards) and (after := final.sampled.rewards):
+        parts += [Text(f"mean reward, sampled: base {before['mean']:.3f}, trained {after['mean']:.3f}")]
     return Group(*parts)
 
 
@@ -251,8 +253,8 @@ TableRow = tuple[str, ...]
 LEGEND = (
     "Accuracy is the probability that one completion is correct, with Wilson's 95 % interval over the n tasks. pass@k:"
     " one of k draws is correct. maj@k: the most frequent final answer of k is correct; ties count in part. Both are"
-    " estimated without bias from all draws. Format: share of completions with a final answer. Length: mean tokens, and"
-    " the longest."
+    " estimated without bias from all draws. reward/mean: mean of the whole reward; reward/NAME: of one part, without"
+    " its weight. Format: share of completions with a final answer. Length: mean tokens, and the longest."
 )
 
 
@@ -301,6 +303,7 @@ def rows(evaluation: Evaluation) -> Iterator[TableRow]:
     """One row for each way to decode, followed by its pass@k, maj@k, levels and subjects."""
     for name, way in evaluation.ways().items():
         yield decoded_row(name, way)
+        yield from reward_rows(way)
         yield from parts(beyond_one(way.pass_at), "pass@", way)
         yield from parts(beyond_one(way.maj_at), "maj@", way)
         yield from parts(way.by_level, "level ", way)
@@ -318,6 +321,12 @@ def decoded_row(name: str, way: Decoded) -> TableRow:
         f"{way.truncation_rate:.1%}",
         f"{way.length_mean:.0f} ({way.length_max})",
     )
+
+
+def reward_rows(way: Decoded) -> Iterator[TableRow]:
+    """Indented rows with means that have no interval."""
+    for name, value in way.rewards.items():
+        yield (f"  reward/{name}", f"{value:.3f}", "", str(way.n), str(way.draws), str(way.cap), "", "", "")
 
 
 def parts(shares: Mapping[str, Share] | Mapping[int, Share], prefix: str, way: Decoded) -> Iterator[TableRow]:

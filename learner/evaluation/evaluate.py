@@ -17,7 +17,7 @@ import numpy as np
 from learner.objective.batch import flat
 from learner.objective.turns import sampled_lengths
 from learner.orders.orders import build_orders
-from learner.orders.plan import OrderFiller
+from learner.orders.plan import OrderFiller, judge_of
 from learner.tasks.sources import name_of_held_out
 from learner.tasks.tasks import Task
 from protocol.messages import Finish, Group, Outcome, Sampling
@@ -30,7 +30,11 @@ READ = (Outcome.CORRECT, Outcome.WRONG)
 
 
 def decoded(
-    tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, meanwhile: Callable[[], None]
+    tasks: Sequence[Task],
+    groups: Sequence[Group],
+    sampling: Sampling,
+    rewards: dict[str, float],
+    meanwhile: Callable[[], None],
 ) -> Decoded:
     """The figures of one evaluation lane. All groups have the same number of completions. meanwhile: called often."""
     draws = len(groups[0].lengths)
@@ -50,6 +54,7 @@ def decoded(
         draws=draws,
         format_rate=sum(outcome in READ for outcome in outcomes) / len(outcomes),
         truncation_rate=sum(finish is Finish.LENGTH for finish in finishes) / len(finishes),
+        rewards=rewards,
         length_mean=float(np.mean(lengths)),
         length_median=float(np.median(lengths)),
         length_max=int(lengths.max()),
@@ -120,6 +125,7 @@ class Evaluator:
         text: Callable[[list[int]], str],
     ) -> None:
         self.config = config
+        self.judge = judge_of(config)
         self.tasks = tasks[: config.eval.problems]
         self.tasks_sha256 = digest_of_questions(self.tasks)
         self.filler = filler
@@ -149,11 +155,14 @@ class Evaluator:
             tasks_sha256=self.tasks_sha256,
             source=name_of_held_out(self.config.tasks),
             verifier=self.config.verifier.kind,
-            **{how: decoded(self.tasks, found, samplings[how], self.filler.pump) for how, found in groups.items()},
+            **{how: self.decoded(found, samplings[how]) for how, found in groups.items()},
             examples=tuple(map(self.example, self.tasks[:NUM_SHOWN], groups["greedy"][:NUM_SHOWN])),
             task_results=tuple(map(self.task_result, self.tasks, groups["greedy"], groups["sampled"])),
             wall_s=round(time.monotonic() - started, 3),
         )
+
+    def decoded(self, groups: list[Group], sampling: Sampling) -> Decoded:
+        return decoded(self.tasks, groups, sampling, self.judge.mean_rewards(groups), self.filler.pump)
 
     def sampled(self, label: str, how: str, version: int, sampling: Sampling) -> list[Group]:
         """One group per task. An order has about as many completions as a training step, if a message takes them."""

@@ -90,9 +90,7 @@ class Judge:
         treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
         kept = np.array([treatment != "drop" for treatment in treatments])
         in_loss = kept & np.array([treatment != "mask" for treatment in treatments])
-        named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
-        weighted = parts_of(group, named, self.reward, self.max_new_tokens, scored=scored)
-        total = total_reward(group, weighted)
+        weighted, total = self.rewarded(group)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(
             group=group,
@@ -105,6 +103,23 @@ class Judge:
             right=int((right & kept).sum()),
             counted=int(kept.sum()),
         )
+
+    def rewarded(self, group: Group) -> tuple[tuple[RewardPart, ...], np.ndarray]:
+        """The parts of the rewards, and [G] their weighted sum."""
+        named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
+        weighted = parts_of(group, named, self.reward, self.max_new_tokens, scored=scored)
+        return weighted, total_reward(group, weighted)
+
+    def mean_rewards(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Of groups that are not trained on, `mean` and each part unweighted; the length reward has the cap of
+        training. Empty if a reward is 1 for right and 0 for wrong."""
+        parts = [reward_parts(group, self.reward, self.max_new_tokens) for group in groups]
+        is_built_in = self.verifier.kind not in ("callable", "environment")
+        if is_built_in and not parts[0] and not self.reward.truncated:
+            return {}
+        values = {"mean": [self.rewarded(group)[1] for group in groups]}
+        values |= {name: [one[name] for one in parts] for name in parts[0]}
+        return {name: float(np.mean(np.concatenate(found))) for name, found in values.items()}
 
     def differs(self, group: Group, kept: np.ndarray, weighted: Sequence[RewardPart], total: np.ndarray) -> bool:
         """Whether the kept samples' scores or rewards do. `gdpo` normalises each part separately: it may find an

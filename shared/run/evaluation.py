@@ -55,6 +55,9 @@ class Decoded(Share, frozen=True, kw_only=True):
     """Share of completions in which the verifier found a final answer, right or wrong."""
     truncation_rate: float = 0.0
     """Share of completions that reached the cap."""
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    """Mean rewards of a completion, under the names of `reward/...` in metrics.jsonl: `mean` of all together, and each
+    unweighted. One without a result counts 0, as there. Empty if the rewards say no more than the accuracy."""
     length_mean: float = 0.0
     """Mean number of tokens in a completion, end token included."""
     length_median: float = 0.0
@@ -181,6 +184,7 @@ def figures(evaluation: Evaluation) -> dict[str, float]:
         "sampled": sampled.accuracy,
         **{f"pass_at_{k}": share.accuracy for k, share in largest(sampled.pass_at).items()},
         **{f"maj_at_{k}": share.accuracy for k, share in largest(sampled.maj_at).items()},
+        **{f"reward_{name}": value for name, value in sampled.rewards.items()},
         "wall_s": evaluation.wall_s,
     }
 

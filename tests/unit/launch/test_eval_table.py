@@ -78,3 +78,11 @@ def test_eighty_columns_have_every_interval_n_and_cap_whole() -> None:
         assert sum("%]" in line and "[" in line for line in lines) == 14
     assert "left out, as the terminal is narrow: length" in text and "left out" not in printed(found)
     assert "4096" in printed(found, width=60)
+
+
+def test_mean_rewards_have_rows_below_their_way_to_decode() -> None:
+    found = report()
+    found = structs.replace(found, sampled=structs.replace(found.sampled, rewards={"mean": 0.75, "right": 0.25}))
+    lines = [line.split() for line in printed(found).splitlines()[4:] if line.strip()]
+    assert lines[2:4] == [["reward/mean", "0.750", "4", "2", "64"], ["reward/right", "0.250", "4", "2", "64"]]
+    assert "| reward/mean | 0.750 |" in markdown(found)

@@ -73,6 +73,18 @@ def test_the_gain_is_told_in_pairs_where_both_were_evaluated_on_the_same_tasks(t
     assert "in pairs" not in reported(run)
 
 
+def test_the_mean_reward_is_told_where_it_says_more_than_right_and_wrong(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    for label, reward in (("base", 0.125), ("final", 0.5)):
+        found = toy_evaluation([False] * 4, label=label)
+        assert "mean reward" not in reported(run)
+        write_evaluation(
+            run.eval, structs.replace(found, sampled=structs.replace(found.sampled, rewards={"mean": reward}))
+        )
+    assert "mean reward, sampled: base 0.125, trained 0.500" in reported(run)
+
+
 def test_the_verdict_of_why_is_part_of_the_report(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_run(run, status="done", rewards=REWARDS, evaluated=())

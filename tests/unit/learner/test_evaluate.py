@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -14,16 +15,17 @@ from actor.scoring.votes import casting, nobody_votes
 from actor.verifiers.verdict import ScoreJob, Verdict
 from launch.commands.in_process import LocalFiller
 from learner.evaluation.evaluate import Evaluator
+from learner.orders.plan import judge_of
 from learner.tasks.tasks import Task
 from protocol.messages import Finish, Order
-from shared.config.data import TasksConfig
+from shared.config.data import RewardConfig, TasksConfig, VerifierConfig
 from shared.config.processes import EvalConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from shared.errors import DamageError
 from shared.process.lease import Lease
 from shared.run.evaluation import Evaluation, figures, read_evaluation, write_evaluation
 from shared.statistics import maj_at_k, pass_at_k, wilson
-from tests.support.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_policy, toy_tasks, unheard
+from tests.support.fakes import ScriptedEngine, ScriptedScorer, spelled, tiny_group, toy_policy, toy_tasks, unheard
 
 CONFIG = Config(
     run=RunConfig(seed=3),
@@ -73,9 +75,11 @@ def seeds(orders: list[Order]) -> list[int]:
     return [seed for order in orders for group in order.groups for seed in group.seeds]
 
 
-def evaluated(filler: LocalFiller, tasks: list[Task], *, version: int = 0, **changes: int) -> Evaluation:
+def evaluated(
+    filler: LocalFiller, tasks: list[Task], *, version: int = 0, reward: RewardConfig = CONFIG.reward, **changes: int
+) -> Evaluation:
     """The report of one version."""
-    config = structs.replace(CONFIG, eval=structs.replace(CONFIG.eval, **changes))
+    config = structs.replace(CONFIG, reward=reward, eval=structs.replace(CONFIG.eval, **changes))
     policy = filler.policies[version]
     label = "base" if version == 0 else "final"
     return Evaluator(config, tasks, filler, spelled).run(label, version, policy.sha256)
@@ -152,6 +156,39 @@ def test_there_is_no_majority_where_nobody_can_vote(tmp_path: Path) -> None:
     report = evaluated(filler, toy_tasks(20), samples=5)
     assert report.sampled.maj_at == {} and set(report.sampled.pass_at) == {1, 2, 4, 5}
     assert set(figures(report)) == {"step", "greedy", "sampled", "pass_at_5", "wall_s"}
+
+
+def test_mean_rewards_are_told_where_they_say_more_than_right_and_wrong(tmp_path: Path) -> None:
+    plain = evaluated(filler_in(tmp_path / "plain"), toy_tasks(20))
+    shaped = evaluated(filler_in(tmp_path / "shaped"), toy_tasks(20), reward=RewardConfig(length=-0.5, truncated=-0.25))
+    assert plain.greedy.rewards == plain.sampled.rewards == {}
+    for way in (shaped.greedy, shaped.sampled):
+        assert way.rewards["score"] == pytest.approx(way.accuracy) and 0.0 < way.rewards["length"] <= 1.0
+        by_hand = way.rewards["score"] - 0.5 * way.rewards["length"] - 0.25 * way.truncation_rate
+        assert way.rewards["mean"] == pytest.approx(by_hand)
+    told = {f"reward_{name}": value for name, value in shaped.sampled.rewards.items()}
+    assert figures(shaped) == figures(plain) | told | {"wall_s": shaped.wall_s}
+
+
+BOTH = ({"right": (1.0, 0.0), "think_tags": (1.0, 1.0)}, {"right": (0.0, 0.0), "think_tags": (0.0, 0.0)})
+
+
+@pytest.mark.parametrize(
+    ("verifier", "rewards", "expected"),
+    [
+        ({"function": "a.py:f"}, ({}, {}), {"mean": 0.75}),
+        (
+            {"rewards": {"a.py:right": 2.0, "think_tags": 0.5}, "correct": "right"},
+            BOTH,
+            {"mean": 0.75, "score": 0.75, "right": 0.25, "think_tags": 0.5},
+        ),
+    ],
+)
+def test_functions_have_their_means(verifier: Any, rewards: Any, expected: dict[str, float]) -> None:
+    scores = [[2.5, 0.5], [0.0, 0.0]]
+    groups = [tiny_group(own, [2, 3], rewards=of) for own, of in zip(scores, rewards, strict=True)]
+    config = structs.replace(CONFIG, verifier=VerifierConfig(kind="callable", **verifier))
+    assert judge_of(config).mean_rewards(groups) == expected
 
 
 def votes_by_hand(samples: list[Completion]) -> tuple[int, list[int], int]:
