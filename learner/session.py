@@ -37,6 +37,7 @@ from learner.reports.rollout_log import Words
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
+from learner.tasks.tasks import missing_answers
 from learner.update.placement.ranks import RankGroup, meeting
 from learner.wiring import Learner, Model, build_audit, build_learner, load_model, placement_on
 from protocol.access.key_list import revoke
@@ -361,6 +362,8 @@ def report_tasks(model: Model) -> None:
     log.info("%d training tasks, %d held out", len(tasks.train), len(tasks.held_out))
     for reason, count in tasks.dropped.items():
         log.warning("%d rows left out: %s", count, reason)
+    if said := missing_answers([*tasks.train, *tasks.held_out]):
+        log.warning("%s", said)
     overlap = find_overlap([task.columns for task in tasks.train], [task.columns for task in tasks.held_out])
     for sentence in overlap.in_words():
         log.warning("%s", sentence)

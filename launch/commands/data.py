@@ -13,7 +13,7 @@ import numpy as np
 
 from launch.presets.load import load_config
 from learner.tasks.overlap import find_overlap
-from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
+from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test, missing_answers
 from protocol.plain_text import for_terminal
 from shared.base.cache import find_model
 from shared.model.prompt import Prompter, load_prompter
@@ -47,6 +47,8 @@ def amounts(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
         yield f"left out  {count} rows {reason}"
     if not tasks.dropped:
         yield "left out  nothing"
+    if said := missing_answers([*tasks.train, *tasks.held_out, *test]):
+        yield f"answers   {said}"
 
 
 def lengths(part: Sequence[Task]) -> str:

@@ -45,7 +45,8 @@ from launch.plan.cost import (
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import Dtype, Work
 from launch.plan.remedies import refuse_if_too_large
-from launch.presets.load import load_config
+from launch.plan.shape import check_model
+from launch.presets.load import check_data, load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from launch.tracking.trackers import check_tracker
 from learner.durable.find_adapter import given_adapter
@@ -112,6 +113,9 @@ def start_run(
     if on == "ray":
         config = settled_config(config, capacity_on_ray(config.compute, config.ray))
     else:
+        check_model(config.model, config.lora.targets)
+        evaluated = config.eval.problems > 0
+        check_data(config.tasks, config.sft, config.verifier.kind, warm=warm, evaluated=evaluated)
         warn_of_cpu(config.compute)
     if not warm:
         warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag, on)

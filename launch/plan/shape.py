@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
+from shared.base.gguf import LAYER, config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.data import CurriculumConfig
-from shared.config.model import ModelConfig, in_hub_cache, weight_files
+from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache, is_path, weight_files
 from shared.config.processes import ONEDNN_VALUES
 from shared.embedded import EMBEDDED
 from shared.errors import ModelError
-from shared.model.linears import OWN_LAYERS, is_decoder_linear
+from shared.model.linears import OWN_LAYERS, check_targets, is_decoder_linear
 
 MAX_HEADER_BYTES = 100 * 2**20
 
@@ -110,6 +110,32 @@ def local_folder(model: ModelConfig, hub_cache: Path) -> Path | None:
     return folder if files and all(file.is_file() for file in files) else None
 
 
+def check_model(model: ModelConfig, targets: Sequence[str]) -> None:
+    """ModelError if model.path is no place for a model, or the model on this machine lacks one of lora.targets. Quick,
+    and without the network."""
+    path, kind, folder = model.path, kind_of(model), local_folder(model, hub_cache_folder())
+    # An id of the hub is `name` or `owner/name`.
+    if kind == "gguf" and not folder:
+        raise ModelError(f"model.path = '{path}' is not a file; check the name.")
+    if kind == "hub" and (is_path(path) or path.count("/") > 1):
+        raise ModelError(f"model.path = '{path}' is no folder on this machine, and no id of the hub; check the path.")
+    # A model of no linears is refused for another reason, once it is loaded.
+    if folder and (linears := linear_names(folder)):
+        check_targets(targets, linears)
+
+
+def linear_names(folder: Path) -> list[str]:
+    """The modules of its layers that may have an adapter."""
+    if is_gguf(folder):
+        # All that can be read are alike, and a list of tensors takes seconds.
+        return [name for name in LAYER.values() if is_decoder_linear(f"layers.0.{name}.weight", 2)]
+    try:
+        named = list(named_shapes(folder))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise unreadable(folder, error) from error
+    return [name.removesuffix(".weight") for name, shape in named if is_decoder_linear(name, len(shape))]
+
+
 def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:
     """ModelError if the configuration has not what is needed. `targets`: lora.targets."""
     if is_gguf(folder):
@@ -121,9 +147,13 @@ def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:
     except KeyError as error:
         raise ModelError(f"{folder / 'config.json'} has no {error}; check model.path.") from error
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(
-            f"The sizes of the model in {folder} cannot be read ({type(error).__name__}: {error}); check model.path."
-        ) from error
+        raise unreadable(folder, error) from error
+
+
+def unreadable(folder: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"The sizes of the model in {folder} cannot be read ({type(error).__name__}: {error}); check model.path."
+    )
 
 
 def shape_of_gguf(path: Path, targets: Sequence[str]) -> ModelShape:

@@ -1,6 +1,8 @@
 """Presets: configurations that ship with Tandem, one TOML file each in launch/presets/.
 
-Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML or YAML file.
+Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML or YAML file. `check_data`
+looks at the data that a configuration names before anything starts, in milliseconds: no library of data sets is loaded,
+and nothing is fetched.
 """
 
 import difflib
@@ -11,6 +13,17 @@ from pathlib import Path
 from msgspec import structs
 
 from actor.environments.contract import describe_in_process
+from learner.tasks.sources import (
+    GENERATED,
+    as_configured,
+    known,
+    local_columns,
+    needs_answers,
+    place_of,
+    refuse_without_columns,
+    without_examples,
+)
+from shared.config.data import SftConfig, TasksConfig, VerifierKind
 from shared.config.environment import EnvironmentConfig
 from shared.config.load import read_config
 from shared.config.tree import Config
@@ -59,3 +72,31 @@ def find_source(source: str) -> Path:
     near = difflib.get_close_matches(source, known, n=1)
     meant = f"did you mean '{near[0]}'? Presets" if near else "presets"
     raise ConfigError(f"There is no preset and no file named '{source}'; {meant} are: {', '.join(known)}.")
+
+
+def check_data(tasks: TasksConfig, sft: SftConfig, kind: VerifierKind, *, warm: bool, evaluated: bool) -> None:
+    """DataError if local data of a run are not there, or lack a column. warm: of a warm start, which reads [tasks] too
+    if it is evaluated."""
+    if warm and sft.source:
+        check_examples(tasks, sft)
+    if evaluated or not (warm and sft.source):
+        check_tasks(tasks, kind)
+
+
+def check_examples(tasks: TasksConfig, sft: SftConfig) -> None:
+    split = tasks.split or as_configured(sft.source, tasks).split
+    found = local_columns("sft.source", sft.source, split)
+    if found and sft.chats not in found and not {sft.question, sft.solution} <= set(found):
+        raise without_examples(sft, found)
+
+
+def check_tasks(tasks: TasksConfig, kind: VerifierKind, *, tested: bool = False) -> None:
+    """tested: the test set too."""
+    places = {"source": (tasks.source, tasks.split or known(tasks.source).split)}
+    if tasks.held_out:
+        places["held_out"] = place_of("held_out", tasks.held_out, tasks.source)
+    if tasks.test and tested:
+        places["test"] = place_of("test", tasks.test, tasks.source)
+    for key, (source, split) in places.items():
+        if source not in GENERATED and (found := local_columns(f"tasks.{key}", source, split)):
+            refuse_without_columns(found, key, source, tasks, needs_answer=needs_answers(tasks, kind))

@@ -20,6 +20,7 @@ rows to evaluate on during the run (tasks.py), and the test set, which training 
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
+import csv
 import glob
 import json
 import os
@@ -27,11 +28,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 from protocol.limits import MAX_NAME_CHARS
-from shared.config.data import EARLIER, SYSTEM, UNCONVERTED, TasksConfig
+from shared.config.data import EARLIER, SYSTEM, UNCONVERTED, SftConfig, TasksConfig, VerifierKind
+from shared.config.model import is_path
 from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes, plain_number
 
@@ -39,6 +42,7 @@ FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parque
 GENERATED = ("embedded", "numbers", "calculations", "guessing")
 CALCULATOR = re.compile(r"<<[^<>]*>>")
 MAX_LISTED = 16
+FIRST_BYTES = 10 * 2**20
 ROLES = ("system", "user", "assistant", "tool")
 MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Columns = dict[str, str]
@@ -160,20 +164,73 @@ def split_files(folder: Path, split: str) -> list[Path]:
 def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_answer: bool) -> Iterator[Columns]:
     """Raises DataError if a column that is needed is missing. key: of [tasks], which names the source."""
     has = as_configured(source, config)
-    names = {"question": has.question, "answer": has.answer, "level": has.level, "subject": has.subject}
+    names = canonical_names(has)
     for row in open_dataset(source, split, has, f"tasks.{key}"):
-        for column in (has.question, has.answer)[: 2 if needs_answer else 1]:
-            if column not in row:
-                advice = "set tasks.question/answer" if source == config.source else "name them as in tasks.source"
-                raise DataError(
-                    f"tasks.{key} = '{source}' has no column '{column}'; it has {first_few(row)}: {advice}."
-                )
+        refuse_without_columns(row, key, source, config, needs_answer=needs_answer)
         if needs_answer and isinstance(row[has.answer], Mapping):
             raise DataError(
                 f"The column '{has.answer}' has {str(row[has.answer])[:80]!r}, expected an answer as text or a number;"
                 " write it into a column of its own, and set tasks.answer."
             )
         yield canonical(row, names)
+
+
+def canonical_names(has: Known) -> Columns:
+    """Each with the column that becomes it."""
+    return {"question": has.question, "answer": has.answer, "level": has.level, "subject": has.subject}
+
+
+def refuse_without_columns(
+    found: Iterable[str], key: str, source: str, config: TasksConfig, *, needs_answer: bool
+) -> None:
+    """An answer that nobody needs must be there if tasks.answer names its column."""
+    has, names = as_configured(source, config), list(found)
+    for column in (has.question, has.answer)[: 2 if needs_answer or config.answer else 1]:
+        if column not in names:
+            advice = "set tasks.question/answer" if source == config.source else "name them as in tasks.source"
+            raise DataError(f"tasks.{key} = '{source}' has no column '{column}'; it has {first_few(names)}: {advice}.")
+
+
+def local_columns(key: str, source: str, split: str) -> list[str]:
+    """Of local data; empty if they are not known. DataError if the data are not there. key: what names the source."""
+    files = local_files(key, source, split)
+    return column_names(files[0]) if files else []
+
+
+def column_names(file: Path) -> list[str]:
+    """As the library of data sets finds them, without it; empty if it has to say itself what is wrong with the file. A
+    .parquet file is left to it."""
+    with suppress(OSError, ValueError, RecursionError, csv.Error):
+        match file.suffix.lower():
+            case ".csv":
+                with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+                    first = next(filter(None, csv.reader(stream)), [])
+                return [name or f"Unnamed: {place}" for place, name in enumerate(first)]
+            case ".json" | ".jsonl":
+                return names_in_json(file)
+    return []
+
+
+def names_in_json(file: Path) -> list[str]:
+    """Of one list, or of the first rows: the library takes the columns from as many."""
+    with file.open("rb") as stream:
+        text = stream.read(FIRST_BYTES) + stream.readline()
+    is_list = text.lstrip().startswith(b"[")
+    rows: list[Any] = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+    is_table = all(isinstance(row, Mapping) for row in rows)
+    return list(dict.fromkeys(chain.from_iterable(rows))) if is_table else []
+
+
+def without_examples(sft: SftConfig, found: Iterable[str]) -> DataError:
+    return DataError(
+        f"sft.source = '{sft.source}' has neither the column '{sft.chats}' nor '{sft.question}' and '{sft.solution}';"
+        f" it has {first_few(found)}: set sft.chats, or sft.question and sft.solution."
+    )
+
+
+def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
+    """Whether rows must have a gold answer."""
+    return kind not in ("callable", "environment") or config.few_shot > 0
 
 
 def first_few(names: Iterable[str]) -> str:
@@ -203,9 +260,7 @@ def open_dataset(source: str, split: str, has: Known, key: str) -> Iterable[Any]
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
-    files = local_files(source, split)
-    if empty := next((file for file in files if not file.stat().st_size), None):
-        raise DataError(f"{key} = '{source}': {empty} is empty; it needs a row with a question.")
+    files = local_files(key, source, split)
     try:
         # Its rows are typed as anything an index can give; iterating gives mappings.
         if files:
@@ -219,31 +274,37 @@ def open_dataset(source: str, split: str, has: Known, key: str) -> Iterable[Any]
         raise DataError(f"{key} = '{source}' cannot be read: {in_words(cause)}{advice}") from error
 
 
-def local_files(source: str, split: str) -> list[Path]:
-    """The local files to read; none for the hub."""
-    path = local(source)
-    if is_file_name(source):
-        if not path.is_file():
-            raise DataError(
-                f"tasks.source, tasks.held_out, tasks.test or sft.source names the file '{source}', which does not"
-                " exist."
-            )
-        return [path]
-    if path.is_file():
+def local_files(key: str, source: str, split: str) -> list[Path]:
+    """The local files to read; none for the hub. DataError if they are missing or empty. key: what names the source."""
+    path, is_table = local(source), is_file_name(source)
+    if path.is_dir() and not is_table:
+        files = files_of_split(key, source, split)
+    else:
+        files = [path] if path.is_file() and is_table else []
+    if empty := next((file for file in files if not file.stat().st_size), None):
+        raise DataError(f"{key} = '{source}': {empty} is empty; it needs a row with a question.")
+    # An id without an owner has no suffix.
+    if not is_table and not path.is_dir() and (path.is_file() or ("/" not in source and path.suffix[1:2].isalpha())):
         raise DataError(
-            f"tasks.source, tasks.held_out, tasks.test or sft.source names the file '{source}', expected one that ends"
-            f" in {', '.join(FORMATS)}; write the rows as one of these."
+            f"{key} names the file '{source}', expected one that ends in {', '.join(FORMATS)}; write the rows as one of"
+            " these."
         )
-    if not path.is_dir():
-        return []
-    files = split_files(path, split)
-    if not files:
+    if not files and (is_table or is_path(source)):
         raise DataError(
-            f"The folder '{source}' holds no {split}.jsonl (nor {split}.json, .csv, .parquet, nor"
-            f" data/{split}-*-of-*.parquet); set tasks.split, or write the rows there as {split}.parquet, with"
-            " `to_parquet` if `save_to_disk` made it."
+            f"{key} names the {'file' if is_table else 'folder'} '{source}', which does not exist; check it (a relative"
+            f" path begins in {Path.cwd()})."
         )
     return files
+
+
+def files_of_split(key: str, source: str, split: str) -> list[Path]:
+    if files := split_files(local(source), split):
+        return files
+    raise DataError(
+        f"{key}: the folder '{source}' holds no {split}.jsonl (nor {split}.json, .csv, .parquet, nor"
+        f" data/{split}-*-of-*.parquet); set tasks.split, or write the rows there as {split}.parquet, with"
+        " `to_parquet` if `save_to_disk` made it."
+    )
 
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from learner.tasks.number_questions import calculations, games, list_questions
-from learner.tasks.sources import GENERATED, Columns, held_out_rows, rows_of_test, training_rows
+from learner.tasks.sources import GENERATED, Columns, held_out_rows, needs_answers, rows_of_test, training_rows
 from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
-from shared.config.data import EARLIER, SYSTEM, TasksConfig, VerifierKind
+from shared.config.data import EARLIER, SYSTEM, UNCONVERTED, TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.gold_answer import gold_number
 from shared.model.prompt import Message, Prompter, Shots
@@ -128,6 +128,12 @@ def first_two(systems: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(systems))[:2]
 
 
+def missing_answers(tasks: Sequence[Task]) -> str:
+    """In words; empty if each has one, or the data have no such column."""
+    count = sum(json.loads(task.columns.get(UNCONVERTED, "{}")).get("answer", "") is None for task in tasks)
+    return f"{count} of {len(tasks)} tasks have no answer: functions get None as their answer" if count else ""
+
+
 def load_test(
     config: TasksConfig, prompter: Prompter, kind: VerifierKind
 ) -> tuple[tuple[Task, ...], Mapping[str, int]]:
@@ -195,11 +201,6 @@ def without_copies(rows: list[Columns], shown: Rows) -> list[Columns]:
 
 def dropped_copies(count: int) -> Mapping[str, int]:
     return {"with the question and answer of an example": count} if count else {}
-
-
-def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
-    """Whether rows must have a gold answer."""
-    return kind not in ("callable", "environment") or config.few_shot > 0
 
 
 def examples(train_rows: Rows, config: TasksConfig) -> Shots:

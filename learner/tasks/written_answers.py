@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.tasks.sources import as_configured, messages_of, open_dataset
+from learner.tasks.sources import as_configured, messages_of, open_dataset, without_examples
 from learner.tasks.tasks import Task, TaskSet, earlier_messages, examples, first_two, load_rows, load_tasks
 from shared.config.data import SYSTEM, SftConfig, TasksConfig, VerifierKind
 from shared.errors import DataError
@@ -93,10 +93,7 @@ def from_row(row: Mapping[str, Any], sft: SftConfig, system_prompt: str) -> Iter
         messages = messages_of(row[sft.question], sft.question, "user")
         messages += messages_of(row[sft.solution], sft.solution, "assistant")
     else:
-        raise DataError(
-            f"sft.source = '{sft.source}' has neither the column '{sft.chats}' nor '{sft.question}' and"
-            f" '{sft.solution}'; it has {', '.join(row)}: set sft.chats, or sft.question and sft.solution."
-        )
+        raise without_examples(sft, row)
     if system_prompt and messages and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
     for place, message in enumerate(messages):

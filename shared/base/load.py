@@ -48,6 +48,7 @@ from shared.base.architecture import (
 from shared.base.cache import CachedBase, dense_base
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
+from shared.model.linears import check_targets
 from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
@@ -172,11 +173,7 @@ def replace_linears(
             shape = (linear.out_features, linear.in_features)
             frozen = layers[name] = LoraLinear(frozen, shape, lora.rank_of(name), lora.scale_of(name))
         setattr(lm.get_submodule(parent), child, frozen)
-    if unknown := set(lora.targets) - {name.rpartition(".")[2] for name in layers}:
-        known = sorted({name.rpartition(".")[2] for name in linears})
-        raise ModelError(
-            f"lora.targets names '{min(unknown)}', which this model does not have; choose from {', '.join(known)}."
-        )
+    check_targets(lora.targets, linears)
     return layers
 
 

@@ -52,8 +52,9 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     the same columns, unless they are a named source."""
     answer: str = ""
     """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
-    to a named source, else `answer`. The verifier gets all other columns under their own names. If another column is
-    called `answer`, only reward functions and environments get it. They get the gold answer as `gold_answer`."""
+    to a named source, else `answer`. If given, the data must have it. The verifier gets all other columns under their
+    own names. If another column is called `answer`, only reward functions and environments get it. They get the gold
+    answer as `gold_answer`."""
     level: str = ""
     """Column with the difficulty, for curricula and tables. If empty, the one that belongs to a named source, else
     `level`. The data may have no such column. If there is none and solutions have GSM8K's calculator notes, the number

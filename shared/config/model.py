@@ -130,6 +130,11 @@ SECOND_COPY = "consolidated"
 INDEX = "model.safetensors.index.json"
 
 
+def is_path(name: str) -> bool:
+    """Whether it is written as a path, and so is no hub id."""
+    return name.startswith(("/", ".", "~"))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files with a model's weights, as transformers chooses them: the one file, or those of the index. Without
     both, all *.safetensors files. ModelError if the index cannot be read."""

@@ -10,9 +10,11 @@ plan of a run use this without it.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from shared.errors import ModelError
 
 OWN_LAYERS = frozenset({"llama", "qwen2", "qwen3"})
 """Model types whose layers are computed without their modules (shared/model/trained_layers.py)."""
@@ -24,6 +26,16 @@ IN_LAYER = re.compile(r"\.\d+\.(.*\.)?(?![^.]*norm)[^.]+\.weight$")
 def is_decoder_linear(weight: str, dims: int) -> bool:
     """Judged by name and number of dimensions; NF4 codes have two as well."""
     return dims == 2 and IN_LAYER.search(weight) is not None
+
+
+def check_targets(targets: Iterable[str], linears: Iterable[str]) -> None:
+    """ModelError if the model lacks one. linears: names of modules."""
+    known = {name.rpartition(".")[2] for name in linears}
+    if unknown := set(targets) - known:
+        raise ModelError(
+            f"lora.targets names '{min(unknown)}', which this model does not have; choose from"
+            f" {', '.join(sorted(known))}."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

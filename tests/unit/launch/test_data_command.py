@@ -50,6 +50,16 @@ def test_the_report_counts_what_is_there(tmp_path: Path) -> None:
     assert "Be brief." in seen and "example 2" not in text and f"\n  answer: {tasks.train[0].columns['answer']}" in text
 
 
+def test_tasks_without_an_answer_are_counted_where_nobody_needs_one(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}?", "gold": None if n < 7 else n} for n in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompter = load_prompter(EMBEDDED_DIR)
+    words = {"gold": ["answers   7 of 20 tasks have no answer: functions get None as their answer"], "": []}
+    for answer, said in words.items():
+        tasks = load_tasks(TasksConfig(source=str(tmp_path), answer=answer), prompter, "callable")
+        assert [line for line in report(tasks, (), prompter, 0) if line.startswith("answers")] == said
+
+
 def test_a_data_set_cannot_command_the_terminal(tmp_path: Path) -> None:
     row = {"question": "1?\x1b]52;c;ZXZpbA==\x07", "answer": "1", "hint": "\x1b[2J", "subject": "\x1b[1m"}
     (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n" * 2)

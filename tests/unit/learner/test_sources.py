@@ -15,6 +15,7 @@ from learner.tasks.sources import (
     as_configured,
     canonical,
     held_out_rows,
+    local_files,
     place_of,
     place_of_test,
     rows_of_test,
@@ -94,6 +95,34 @@ def test_a_file_of_another_kind_is_not_looked_for_on_the_hub(tmp_path: Path) -> 
     (tmp_path / "t.tsv").write_text("question\tanswer\n")
     with pytest.raises(DataError, match=r"the file '.*t\.tsv', expected one that ends in \.jsonl, .*; write the rows"):
         training_rows(TasksConfig(source=str(tmp_path / "t.tsv")), needs_answer=True)
+
+
+@pytest.mark.parametrize("name", ["qa.txt", "qa.jsonl.gz", "sheet.XLSX"])
+def test_a_name_with_another_suffix_is_no_id_of_the_hub(name: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"^tasks\.held_out names the file '{name}', expected one that ends in \.jsonl"
+    ):
+        local_files("tasks.held_out", name, "train")
+    for id in ("squad", "owner/name.v2", "owner/wiki.txt", "buckets/owner/name/set", "wikitext-2.1"):
+        assert local_files("tasks.source", id, "train") == []
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "../no where"])
+def test_a_path_is_no_id_of_the_hub(name: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"^sft\.source names the folder '{name}', which does not exist; .* begins in /"
+    ):
+        local_files("sft.source", name, "train")
+
+
+def test_an_answer_that_is_named_must_be_there_also_if_nobody_needs_it(tmp_path: Path) -> None:
+    source = str(tmp_path / "t.jsonl")
+    Path(source).write_text('{"question": "1?", "gold": null}\n{"question": "2?", "gold": "2"}\n')
+    with pytest.raises(DataError, match=r"has no column 'solutoin'; it has question, gold: set tasks.question/answer"):
+        training_rows(TasksConfig(source=source, answer="solutoin"), needs_answer=False)
+    found = training_rows(TasksConfig(source=source, answer="gold"), needs_answer=False)
+    assert [row.get("answer") for row in found] == [None, "2"]
+    assert len(training_rows(TasksConfig(source=source), needs_answer=False)) == 2
 
 
 def test_only_some_of_many_columns_are_named(tmp_path: Path) -> None:
