@@ -106,7 +106,7 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
     columns = [as_in_the_data(job.columns) for job in jobs]
     names = dict.fromkeys(name for one in columns for name in one if name not in NOT_FOR_FUNCTIONS)
     state = jobs[0].context if jobs else None
-    known = {name: getattr(state, name) for name in ("global_step", "max_steps")}
+    known = {name: getattr(state, name, None) for name in ("global_step", "max_steps")}
     return {
         **{name: [one.get(name) for one in columns] for name in names},
         "prompts": [prompt(job) if is_conversation(form, job) else job.prompt for job in jobs],

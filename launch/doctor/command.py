@@ -79,7 +79,14 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     ),
     "link": (run_checks.address,),
     "run": (run_checks.directory, run_checks.keys, run_checks.lock, run_checks.lease),
-    "model": (run_checks.present, run_checks.access, run_checks.hub_cache, run_checks.base_cache, run_checks.tasks),
+    "model": (
+        run_checks.present,
+        run_checks.access,
+        run_checks.hub_cache,
+        run_checks.base_cache,
+        run_checks.targets,
+        run_checks.tasks,
+    ),
     "verifier": (run_checks.function,),
 }
 

@@ -43,6 +43,8 @@ class Missing:
 
     reason: str
     """Why: it took too long, there is nothing to look at, it crashed."""
+    timed_out: bool = False
+    """Whether a probe took too long, which says nothing about what it looked at."""
 
 
 class UnknownFact(Exception):

@@ -1,5 +1,5 @@
 """Facts about the libraries: installed versions and the versions this project allows, what the torch probe reports, and
-whether the user's reward function can be imported.
+whether the user's reward function can be imported and called.
 
 The allowed versions are read from pyproject.toml beside the packages (a clone, an image), else from the installed
 distribution. There torch has one version, because its kernels decide the last bit of a run; more versions may run
@@ -8,10 +8,12 @@ the reward function are tried in a process of their own (probes.py). The reward 
 scoring worker has.
 """
 
+import json
 import platform
 import sysconfig
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
@@ -21,16 +23,21 @@ import msgspec
 from packaging.requirements import Requirement
 
 from actor.scoring.fork_server_process import environment
+from actor.verifiers.reward_arguments import NOT_FOR_FUNCTIONS, as_in_the_data
 from launch.doctor.finding import Missing
 from launch.doctor.probe import ProbeOutput, run_probe
-from shared.config.data import VerifierConfig
+from learner.tasks.sources import GENERATED, as_configured, canonical, canonical_names, known, local_columns
+from shared.config.data import TasksConfig, VerifierConfig
 from shared.config.named_rewards import is_function
+from shared.errors import DataError
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 DISTRIBUTION = "tandem-rl"
 PROBE = "launch.doctor.probes"
 ADMITTED = {"torch": ">=2.11,<2.14"}
 """Wider than what is installed. Runs on different versions have different bits."""
+MADE_COLUMNS = ["question", "answer", "level", "subject", "solution"]
+"""Of tasks that are generated here."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -152,7 +159,7 @@ def look_at_torch(device: str, limit_s: float) -> TorchFacts:
 def read_stages(output: ProbeOutput) -> TorchFacts:
     """The finished stages; for the others, how the probe ended."""
     stages = [msgspec.json.decode(line, type=Driver | TorchBuild | RoundTrip) for line in output.lines]
-    missing = Missing(output.trouble or "the probe printed nothing")
+    missing = Missing(output.trouble or "the probe printed nothing", timed_out=output.timed_out)
     return TorchFacts(
         driver=pick(stages, Driver, missing),
         torch=pick(stages, TorchBuild, missing),
@@ -171,15 +178,29 @@ class Reward:
     function: str
     """`path/to/file.py:name`, several with commas; empty if nothing but a built-in verifier is configured."""
     trouble: str
-    """Why it cannot be imported; empty if it can."""
+    """Why it cannot be imported or called; empty if it can."""
+    timed_out: bool = False
+    """Whether the import took too long."""
 
 
-def look_at_reward(verifier: VerifierConfig, limit_s: float) -> Reward:
+def look_at_reward(verifier: VerifierConfig, tasks: TasksConfig, limit_s: float) -> Reward:
     """Imports each file in a process of its own, as a scoring worker does, up to the first that fails."""
+    names = json.dumps(names_for_functions(tasks))
     own = [verifier.function] if verifier.kind == "callable" else []
     specs = [spec for spec in (*own, *verifier.rewards) if spec and (spec in own or is_function(spec))]
     for spec in specs:
-        trouble = run_probe(PROBE, ["reward", spec], limit_s, environment(verifier.environment)).trouble
-        if trouble:
-            return Reward(function=spec, trouble=trouble)
+        output = run_probe(PROBE, ["reward", spec, names], limit_s, environment(verifier.environment))
+        if output.trouble:
+            return Reward(function=spec, trouble=output.trouble, timed_out=output.timed_out)
     return Reward(function=", ".join(specs), trouble="")
+
+
+def names_for_functions(tasks: TasksConfig) -> list[str]:
+    """Of all columns that reward functions may get; empty if the data are not on this machine."""
+    found = MADE_COLUMNS if tasks.source in GENERATED else []
+    # The check of the data says what is wrong with them.
+    with suppress(DataError):
+        found = found or local_columns("tasks.source", tasks.source, tasks.split or known(tasks.source).split)
+    row = canonical(dict.fromkeys(found, ""), canonical_names(as_configured(tasks.source, tasks)))
+    # An answer may be a solution with marks that are taken apart.
+    return [*(as_in_the_data(row).keys() - NOT_FOR_FUNCTIONS), "solution", "level"] if found else []

@@ -140,7 +140,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
     # The disk is measured before the libraries are loaded, because loading them would slow it.
     disk = Look(lambda: look_at_disk(run_dir), QUICK_S).result()
     torch = Look(lambda: look_at_torch(config.compute.device, TORCH_S), TORCH_S + SPARE_S)
-    reward = Look(lambda: look_at_reward(config.verifier, REWARD_S), REWARD_S + SPARE_S)
+    reward = Look(lambda: look_at_reward(config.verifier, config.tasks, REWARD_S), REWARD_S + SPARE_S)
     hub = Look(lambda: ask_hub(config.model), HUB_S)
     cards = Look(look_at_cards, 2 * NVIDIA_SMI_S)
     plan = Look(lambda: plan_for_card(card_work(config)), PLAN_S)
@@ -152,7 +152,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
     limits = Look(look_at_limits, QUICK_S)
     link = Look(lambda: look_at_link(config.link, run_dir), QUICK_S)
     run = Look(lambda: look_at_run(run_dir), QUICK_S)
-    model = Look(lambda: look_at_model(config.model, config.lora.targets, config.tasks), HUB_S)
+    model = Look(lambda: look_at_model(config.model, config.lora.targets, config.tasks, config.verifier.kind), HUB_S)
     library = all_stages(torch.result())
     return Machine(
         config=config,

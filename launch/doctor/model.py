@@ -5,18 +5,18 @@ If the hub cannot be reached, the error is not caught here: it becomes the reaso
 """
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from launch.doctor.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
-from launch.plan.shape import ModelShape, kind_of, local_folder, shape_of
-from learner.tasks.sources import is_file_name, local
-from shared.config.data import TasksConfig
+from launch.plan.shape import ModelShape, check_model, kind_of, local_folder, shape_of
+from launch.presets.load import check_tasks
+from shared.config.data import TasksConfig, VerifierKind
 from shared.config.model import SECOND_COPY, ModelConfig, cache_root
-from shared.errors import ModelError
+from shared.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -46,17 +46,18 @@ class Model:
     """Where the library of the hub keeps what it fetches."""
     offline: bool
     """Whether HF_HUB_OFFLINE or a similar variable is set."""
-    missing_files: tuple[str, ...]
-    """Task files of the configuration that do not exist."""
+    trouble: str
+    """Why a run would refuse it: no such place, or no such lora.targets; empty if it would not."""
+    tasks_trouble: str
+    """Why local data cannot be used; empty if they can."""
 
 
-def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig) -> Model:
+def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig, kind: VerifierKind) -> Model:
     """Uses no network. `targets`: lora.targets."""
     from huggingface_hub import constants
 
     hub_cache = Path(constants.HF_HUB_CACHE).absolute()
     folder = local_folder(model, hub_cache)
-    files = (tasks.source, tasks.held_out, tasks.test)
     return Model(
         kind=kind_of(model),
         folder=folder,
@@ -65,8 +66,18 @@ def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig
         cached=cached_parts(folder, model) if folder else frozenset(),
         hub_cache=look_at_folder(hub_cache),
         offline=constants.is_offline_mode(),
-        missing_files=tuple(file for file in files if is_file_name(file) and not local(file).is_file()),
+        trouble=said(lambda: check_model(model, targets)),
+        tasks_trouble=said(lambda: check_tasks(tasks, kind, tested=True)),
     )
+
+
+def said(check: Callable[[], None]) -> str:
+    """The sentence with which it refuses; empty if it does not."""
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def cached_parts(folder: Path, model: ModelConfig) -> frozenset[str]:

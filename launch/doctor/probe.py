@@ -34,6 +34,8 @@ class ProbeOutput:
     """One JSON object for each finished stage."""
     trouble: str
     """What went wrong; empty if the probe ended with exit code 0."""
+    timed_out: bool = False
+    """Whether that was its time limit."""
 
 
 def run_probe(
@@ -51,7 +53,8 @@ def run_probe(
         )
         trouble = wait(process, limit_s)
         lines = tuple(line for line in read(out).splitlines() if line.startswith(b"{"))
-        return ProbeOutput(lines=lines, trouble=trouble and with_last_line(trouble, read(err)))
+        said = trouble and with_last_line(trouble, read(err))
+        return ProbeOutput(lines=lines, trouble=said, timed_out=trouble == timed_out(limit_s))
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:

@@ -1,11 +1,12 @@
 """Programs that doctor starts to look at what could crash or hang it.
 
-    python -m launch.doctor.probes torch DEVICE           the driver, torch, bitsandbytes: a JSON line for each
-    python -m launch.doctor.probes reward FILE.py:NAME    exit 0 if this function can be imported
+    python -m launch.doctor.probes torch DEVICE                   the driver, torch, bitsandbytes: a JSON line for each
+    python -m launch.doctor.probes reward FILE.py:NAME COLUMNS    exit 0 if this function can be imported and called
 
 A crash here ends this process only. An import error is not caught: doctor shows the last line of its traceback.
 """
 
+import json
 import sys
 from typing import Any
 
@@ -77,16 +78,22 @@ def round_trip(device: str) -> RoundTrip:
     )
 
 
-def try_reward(spec: str) -> None:
-    """Exits with one sentence if the function cannot be imported. Doctor names its key before that."""
+def try_reward(spec: str, names: str) -> None:
+    """Exits with one sentence if the function cannot be imported, or needs an argument that nobody gives. Doctor names
+    its key before that. names: JSON of all columns, empty if they are not known."""
+    from actor.verifiers.reward_arguments import RewardLog, accepted, arguments
     from actor.verifiers.reward_function import find_reward_function
 
+    columns = dict.fromkeys(json.loads(names))
     try:
-        find_reward_function(spec, "it")
-    except RewardError as error:
+        function = find_reward_function(spec, "it")
+        # An object of a class is not made: that may load a model.
+        if columns and not isinstance(function, type):
+            accepted(function, columns | arguments((), "text", RewardLog()))
+    except (RewardError, TypeError) as error:
         sys.exit(str(error))
 
 
 if __name__ == "__main__":
     die_with_parent()
-    {"torch": look_at_libraries, "reward": try_reward}[sys.argv[1]](sys.argv[2])
+    {"torch": look_at_libraries, "reward": try_reward}[sys.argv[1]](*sys.argv[2:])

@@ -14,6 +14,7 @@ from shared.config.named_rewards import SUM_DECIDES, name_one, sum_decides
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 
 INSTALL = "run ./launch/run.sh, which makes .venv with the allowed versions, and use .venv/bin/python"
+AGAIN = "the machine may be busy: run doctor again"
 MAX_KERNEL_GAP = 1e-5
 """A card may fuse a product and a sum that the formula rounds twice."""
 MAX_ROUND_TRIP = 0.2
@@ -60,15 +61,23 @@ def libraries(machine: Machine) -> Finding:
 
 def torch(machine: Machine) -> Finding:
     if isinstance(machine.torch, Missing):
+        if machine.torch.timed_out:
+            return unfinished("PyTorch", machine.torch)
         return error(f"PyTorch does not load: {machine.torch.reason}", f"try `python -c 'import torch'`; {INSTALL}")
     cuda = machine.torch.cuda_build
     return ok(f"PyTorch {machine.torch.version} loads, built {f'for CUDA {cuda}' if cuda else 'without CUDA'}")
+
+
+def unfinished(what: str, missing: Missing) -> Finding:
+    return note(f"{what} was not checked: {missing.reason}", AGAIN)
 
 
 def bitsandbytes(machine: Machine) -> Finding:
     """Whether it quantises to NF4 as the formula says, and its kernels agree with the formula."""
     unused = machine.config.model.quantization == "none"
     if isinstance(machine.bitsandbytes, Missing):
+        if machine.bitsandbytes.timed_out:
+            return unfinished("bitsandbytes", machine.bitsandbytes)
         found = f"bitsandbytes does not work: {machine.bitsandbytes.reason}"
         if unused:
             return note(f"{found} (model.quantization is 'none', so it is not needed)")
@@ -224,6 +233,8 @@ def present(machine: Machine) -> Finding:
         return error(model.shape.reason, "get the file again, or use the model's folder in Hugging Face format")
     if model.folder:
         return ok(f"model.path = '{config.path}' is on this machine")
+    if model.trouble:
+        return refused(model.trouble)
     if model.kind == "folder":
         return error(f"{config.path} is not a model", "model.path must be a folder with config.json and *.safetensors")
     fetch = FETCH.format(path=config.path)
@@ -301,20 +312,36 @@ def cache_folder(folder: Folder, needed: int, key: str) -> Finding:
     return ok(found)
 
 
+def targets(machine: Machine) -> Finding:
+    """Whether the model has what lora.targets names."""
+    model = known(machine.model)
+    if model.folder and model.trouble:
+        return refused(model.trouble)
+    found = ", ".join(machine.config.lora.targets)
+    return ok(f"the model has {found}" if model.folder else f"{found}, compared once the model is on this machine")
+
+
+def refused(sentence: str) -> Finding:
+    """sentence: of a run, `what is wrong; what to do.`"""
+    found, _, remedy = sentence.removesuffix(".").partition("; ")
+    return error(found, remedy)
+
+
 def tasks(machine: Machine) -> Finding:
-    missing = known(machine.model).missing_files
-    if missing:
-        return error(
-            f"there is no file {', '.join(missing)}",
-            "check tasks.source, tasks.held_out and tasks.test; paths are relative to the folder of the shell",
-        )
+    if trouble := known(machine.model).tasks_trouble:
+        return refused(trouble)
     return ok(f"tasks.source = '{machine.config.tasks.source}'")
 
 
 def function(machine: Machine) -> Finding:
-    """Whether the user's reward function can be imported."""
+    """Whether the user's reward function can be imported and called."""
     reward = known(machine.reward)
     verifier = machine.config.verifier
+    if reward.timed_out:
+        return warning(
+            f"{reward.function} was not checked: {reward.trouble}",
+            f"{AGAIN}; if this does not help, its file waits for something",
+        )
     if reward.trouble:
         is_own = reward.function not in verifier.rewards
         name = f"verifier.function = '{reward.function}'" if is_own else f"'{reward.function}' in [verifier.rewards]"

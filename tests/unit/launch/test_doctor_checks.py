@@ -59,7 +59,13 @@ def case(check: str, level: Level, change: Change, found: str, remedy: str) -> C
     return Case(check=check, level=level, change=change, found=found, remedy=remedy)
 
 
+def reward(trouble: str, *, late: bool = False) -> Change:
+    return lambda m: replace(m, reward=Reward(function="r.py:f", trouble=trouble, timed_out=late))
+
+
 NUMPY = Library(name="numpy", versions="<3,>=2.3", installed="2.2.0")
+LATE = Missing("late", timed_out=True)
+IS_WRONG = "is no folder; check it."
 GATED = replace(HUB, gated=True, admitted=False)
 LARGE = both(configured(batch={"recompute": "never"}), but("model", shape=QWEN_15B))
 ON_CARD = both(torch(), configured(compute={"device": "cuda"}))
@@ -75,6 +81,8 @@ CASES = [
         "not installed: numpy",
         "run.sh",
     ),
+    case("software.torch", "note", lambda m: replace(m, torch=LATE), "PyTorch was not checked: late", "may be busy"),
+    case("software.bitsandbytes", "note", lambda m: replace(m, bitsandbytes=LATE), "not checked: late", "run doctor"),
     case("software.torch", "error", lambda m: replace(m, torch=Missing("killed by signal 11")), "signal 11", "run.sh"),
     case(
         "software.bitsandbytes",
@@ -336,13 +344,9 @@ CASES = [
     case("model.present", "error", but("model", kind="folder", folder=None), "is not a model", "config.json"),
     case("model.present", "error", remote(UNSEEN, offline=True), "HF_HUB_OFFLINE is set", "hf download owner/name"),
     case("model.present", "warning", remote(UNSEEN), "could not be asked: not finished within 3 s", "hf download"),
-    case(
-        "model.present",
-        "error",
-        remote(replace(HUB, found=False)),
-        "neither a folder on this",
-        "model.path",
-    ),
+    case("model.present", "error", remote(replace(HUB, found=False)), "neither a folder on this", "model.path"),
+    case("model.present", "error", remote(HUB, trouble=f"'/x' {IS_WRONG}"), "'/x' is no folder", "check it"),
+    case("model.targets", "error", but("model", trouble=f"'q' {IS_WRONG}"), "'q' is no folder", "check it"),
     case("model.present", "note", remote(HUB), "'owner/name' (1.0 GiB) will be fetched", "hf download owner/name"),
     case("model.present", "note", remote(replace(HUB, num_bytes=None)), "(size unknown)", "hf download"),
     case("model.access", "warning", remote(UNSEEN), "could not ask the hub whether 'owner/name' is gated", "network"),
@@ -353,14 +357,9 @@ CASES = [
     case("model.hub_cache", "error", both(remote(HUB), cache_of("hub_cache", writable=False)), "runs", "HF_HOME"),
     case("model.base_cache", "error", cache_of("base_cache", free=1 << 20), "1 MiB free", "model.cache_dir"),
     case("model.base_cache", "error", cache_of("base_cache", writable=False), "may write to", "model.cache_dir"),
-    case("model.tasks", "error", but("model", missing_files=("data/x.jsonl",)), "no file data/x.jsonl", "tasks.source"),
-    case(
-        "verifier.function",
-        "error",
-        lambda m: replace(m, reward=Reward(function="r.py:f", trouble="not finished within 15 s")),
-        "verifier.function = 'r.py:f' cannot be used: not finished within 15 s",
-        "fix the file",
-    ),
+    case("model.tasks", "error", but("model", tasks_trouble=f"x.csv {IS_WRONG}"), "x.csv is no folder", "check it"),
+    case("verifier.function", "error", reward("it is no file"), "'r.py:f' cannot be used: it is no file", "fix the"),
+    case("verifier.function", "warning", reward("too slow", late=True), "was not checked: too slow", "may be busy"),
 ]
 
 

@@ -71,6 +71,7 @@ STABLE = [
     "model.access",
     "model.hub_cache",
     "model.base_cache",
+    "model.targets",
     "model.tasks",
     "verifier.function",
 ]

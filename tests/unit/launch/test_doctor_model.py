@@ -1,6 +1,5 @@
-"""What doctor sees of the model, the hub, the tasks and the reward function, and how much memory it expects to need."""
+"""What doctor sees of the model, the hub and the tasks, and how much memory it expects to need."""
 
-import contextlib
 import json
 import shutil
 import threading
@@ -15,7 +14,6 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from launch.doctor import run_checks
 from launch.doctor.finding import Missing
-from launch.doctor.libraries import look_at_reward
 from launch.doctor.model import Model, ask_hub, look_at_hub, look_at_model
 from launch.plan.cost import memory_beside_card, work_of
 from launch.plan.memory import (
@@ -26,7 +24,6 @@ from launch.plan.memory import (
 )
 from launch.plan.shape import ModelShape, shape_of
 from shared.base.cache import cached_base, dense_base
-from shared.config.data import VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
@@ -160,12 +157,12 @@ def test_a_fetched_model_is_found_in_the_hubs_cache(tmp_path: Path, monkeypatch:
 
 
 def look_at(config: Config) -> Model:
-    return look_at_model(config.model, config.lora.targets, config.tasks)
+    return look_at_model(config.model, config.lora.targets, config.tasks, config.verifier.kind)
 
 
 def test_the_embedded_model_is_here_and_measured() -> None:
     model = look_at(Config())
-    assert (model.kind, model.folder, model.missing_files) == ("embedded", EMBEDDED_DIR, ())
+    assert (model.kind, model.folder, model.trouble) == ("embedded", EMBEDDED_DIR, "")
     assert isinstance(model.shape, ModelShape)
     assert (model.shape.layers, model.shape.hidden, model.shape.key_value, model.shape.vocabulary) == (4, 128, 64, 512)
     assert model.shape.file_bytes == sum(file.stat().st_size for file in EMBEDDED_DIR.glob("*.safetensors"))
@@ -244,14 +241,25 @@ def test_weights_that_are_published_twice_count_once(tmp_path: Path) -> None:
     assert look_at(config(model={"path": str(tmp_path)})).folder is None
 
 
-def test_task_files_that_are_lost_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_a_run_would_refuse_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    here = tmp_path / "here.jsonl"
-    here.write_text("")
-    assert look_at(config(tasks={"source": "~/here.jsonl", "test": "gone.JSONL"})).missing_files == ("gone.JSONL",)
-    tasks = {"source": str(here), "held_out": str(tmp_path / "gone.csv")}
-    assert look_at(config(tasks=tasks)).missing_files == (str(tmp_path / "gone.csv"),)
-    assert look_at(config(tasks={"source": "openai/gsm8k", "held_out": "test"})).missing_files == ()
+    (tmp_path / "here.jsonl").write_text('{"question": "1?", "answer": "1"}')
+    here = {"source": "~/here.jsonl"}
+    assert look_at(config(tasks=here | {"test": "gone.JSONL"})).tasks_trouble.startswith("tasks.test names the file")
+    assert "gone.csv" in look_at(config(tasks=here | {"held_out": str(tmp_path / "gone.csv")})).tasks_trouble
+    assert "no column 'ask'; it has question, answer" in look_at(config(tasks=here | {"question": "ask"})).tasks_trouble
+    for tasks in (here, {"source": "openai/gsm8k", "held_out": "test"}):
+        assert look_at(config(tasks=tasks)).tasks_trouble == ""
+
+
+def test_a_model_that_a_run_would_refuse_is_named(tmp_path: Path) -> None:
+    lacks = look_at(config(lora={"targets": ["q_projj"]}))
+    assert lacks.trouble.startswith("lora.targets names 'q_projj', which this model does not have; choose from down_")
+    nowhere = look_at(config(model={"path": str(tmp_path / "none")}))
+    assert nowhere.folder is None and nowhere.trouble.endswith("and no id of the hub; check the path.")
+    for targets in (["q_proj"], ["down_proj", "o_proj"]):
+        assert look_at(config(lora={"targets": targets})).trouble == ""
+    assert look_at(config(model={"path": "owner/name"}, lora={"targets": ["q_projj"]})).trouble == ""
 
 
 def test_caches_are_where_the_configuration_says(tmp_path: Path) -> None:
@@ -298,68 +306,6 @@ def test_the_parts_in_the_cache_are_those_that_the_cache_makes(tmp_path: Path) -
     dense_base(cached_base(model), torch.float32)
     assert look_at(config(model={"cache_dir": str(tmp_path)})).cached == {"nf4", "fp32"}
     assert look_at(config(model={"cache_dir": str(tmp_path), "quantization": "none"})).cached == set()
-
-
-# --- the reward function
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("def right(**columns):\n    return []\n", ""),
-        ("def wrong(**columns):\n    return []\n", "defines no such name"),
-        ("import no_such_module_anywhere\n", "no_such_module_anywhere"),
-        ("import os\nos.kill(os.getpid(), 11)\n", "killed by signal 11"),
-        ("right = 7\n", "a function is needed"),
-    ],
-    ids=["right", "name", "import", "crash", "number"],
-)
-def test_a_reward_function_is_imported_elsewhere(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "rewards.py").write_text(text)
-    verifier = VerifierConfig(kind="callable", function=f"{tmp_path / 'rewards.py'}:right")
-    reward = look_at_reward(verifier, 60.0)
-    assert (reward.trouble == "") == (said == "")
-    assert said in reward.trouble
-    finding = run_checks.function(replace(sound(), reward=reward))
-    assert finding.level == ("error" if said else "ok")
-
-
-def test_a_reward_function_is_tried_with_what_a_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "secret")
-    (tmp_path / "rewards").mkdir()
-    file = tmp_path / "rewards" / "rewards.py"
-    (tmp_path / "beside_the_command.py").write_text("")
-    for text, environment, said in (
-        ("import beside_the_command\n", (), "No module named 'beside_the_command'"),
-        ("import os; os.environ['MY_TOKEN']\n", (), "KeyError"),
-        ("import os; os.environ['MY_TOKEN']\n", ("MY_TOKEN",), ""),
-    ):
-        file.write_text(text + "def right(**_): return []\n")
-        verifier = VerifierConfig(kind="callable", function=f"{file}:right", environment=environment)
-        with contextlib.chdir(tmp_path):
-            trouble = look_at_reward(verifier, 60.0).trouble
-        assert said in trouble and bool(trouble) == bool(said)
-
-
-def test_a_reward_function_that_hangs_is_given_up(tmp_path: Path) -> None:
-    (tmp_path / "rewards.py").write_text("import time\ntime.sleep(60)\n")
-    reward = look_at_reward(VerifierConfig(kind="callable", function=f"{tmp_path / 'rewards.py'}:right"), 2.0)
-    assert reward.trouble == "not finished within 2 s"
-
-
-def test_named_rewards_are_tried_too(tmp_path: Path) -> None:
-    file = tmp_path / "rewards.py"
-    file.write_text("def one(**_): return []\n")
-    rewards = {"think_tags": 1.0, f"{file}:one": 1.0, f"{file}:two": 0.5}
-    reward = look_at_reward(VerifierConfig(kind="callable", rewards=rewards), 60.0)
-    assert reward.function == f"{file}:two" and "defines no such name" in reward.trouble
-    broken = replace(sound(), config=config(verifier={"kind": "callable", "rewards": rewards}), reward=reward)
-    assert run_checks.function(broken).found.startswith(f"'{file}:two' in [verifier.rewards] cannot be used: ")
-    assert "(think_tags, one, two)" in run_checks.function(replace(broken, reward=replace(reward, trouble=""))).remedy
-
-
-def test_a_built_in_verifier_needs_no_look() -> None:
-    assert look_at_reward(VerifierConfig(), 60.0).function == ""
 
 
 # --- how much memory

@@ -192,7 +192,7 @@ def test_doctor_knows_the_size_of_a_file_and_says_what_is_wrong_with_it(tmp_path
     planned = config(model={"path": str(path)})
 
     def look() -> Any:
-        return look_at_model(planned.model, planned.lora.targets, planned.tasks)
+        return look_at_model(planned.model, planned.lora.targets, planned.tasks, planned.verifier.kind)
 
     machine = replace(sound(), config=planned)
     none = run_checks.present(replace(machine, model=look()))
