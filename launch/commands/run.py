@@ -114,8 +114,7 @@ def start_run(
         config = settled_config(config, capacity_on_ray(config.compute, config.ray))
     else:
         check_model(config.model, config.lora.targets)
-        evaluated = config.eval.problems > 0
-        check_data(config.tasks, config.sft, config.verifier.kind, warm=warm, evaluated=evaluated)
+        check_data(config.tasks, config.sft, config.verifier.kind, warm=warm, evaluated=config.eval.problems > 0)
         warn_of_cpu(config.compute)
     if not warm:
         warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag, on)
