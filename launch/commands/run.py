@@ -281,7 +281,7 @@ def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) ->
     """The run directory, with its configuration and keys. card: as in run.json."""
     actor_ids = [actor.name for actor in topology(folder, config).actors]
     if RunDir(folder).failed_at_start():
-        print(f"{folder} has a run that failed at its start and learned nothing; it is replaced")
+        print(f"{folder} has a run that failed at its start and learned nothing; it is replaced, and so are its keys")
     return RunDir.create(
         folder,
         config_to_json(config),

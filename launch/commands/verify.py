@@ -33,7 +33,7 @@ from learner.tasks.sources import canonical
 from protocol.outcome import Outcome
 from shared.config.data import MAX_WORKERS, VerifierConfig, VerifierKind
 from shared.config.load import Tree, apply_override, resolve
-from shared.config.named_rewards import runs_functions
+from shared.config.named_rewards import SUM_DECIDES, name_one, runs_functions, sum_decides
 from shared.errors import ConfigError, DataError
 from shared.gold_answer import plain_number
 from shared.run.files import write_whole
@@ -72,6 +72,8 @@ def verify_file(
     if workers > MAX_WORKERS:
         raise ConfigError(f"--workers got {workers}; expected at most {MAX_WORKERS}.")
     verifier = verifier_of({"kind": kind, "strict": strict, "workers": workers}, overrides)
+    if sum_decides(verifier):
+        print(f"note: {SUM_DECIDES}; {name_one(verifier.rewards)}", file=sys.stderr)
     refuse_to_replace(out, source)
     rows = read_rows(source, runs_functions(verifier))
     read = [row for row in rows if isinstance(row, Row)]

@@ -159,9 +159,11 @@ class RunFolder:
 def look_at_run(path: Path) -> RunFolder:
     """Writes nothing. A lock that is free is taken and released at once."""
     run = RunDir(path)
-    is_run = run.config.is_file()
+    is_replaced = run.failed_at_start()
+    is_run = run.config.is_file() and not is_replaced
+    has_others = path.is_file() or (not is_replaced and has_other_files(run))
     return RunFolder(
-        state="run" if is_run else "other" if path.is_file() or has_other_files(run) else "new",
+        state="run" if is_run else "other" if has_others else "new",
         started=is_run and not is_open(config_from_json(run.config.read_bytes())),
         keys_trouble=keys_trouble(run.keys) if is_run else "",
         keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,

@@ -99,4 +99,6 @@ def check_tasks(tasks: TasksConfig, kind: VerifierKind, *, tested: bool = False)
         places["test"] = place_of("test", tasks.test, tasks.source)
     for key, (source, split) in places.items():
         if source not in GENERATED and (found := local_columns(f"tasks.{key}", source, split)):
-            refuse_without_columns(found, key, source, tasks, needs_answer=needs_answers(tasks, kind))
+            refuse_without_columns(
+                found, as_configured(source, tasks), key, source, tasks, needs_answer=needs_answers(tasks, kind)
+            )

@@ -28,6 +28,7 @@ from launch.ui.questions import is_text
 from launch.ui.runs_folder import OpenRun, RunsFolder
 from shared.config.load import read_config
 from shared.errors import UserError
+from shared.run.run_dir import RunDir
 
 NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MOST_BYTES = 64 * 1024
@@ -167,7 +168,8 @@ class Control:
         """The command of a new run."""
         if self.runs.single:
             raise UserError("This page shows one run; start `ui` with the folder that has the runs to train another.")
-        if not NEW_NAME.fullmatch(wanted.name) or self.runs.has(wanted.name):
+        taken = self.runs.has(wanted.name) and not RunDir(self.runs.parent / wanted.name).failed_at_start()
+        if not NEW_NAME.fullmatch(wanted.name) or taken:
             raise UserError(f"name got {wanted.name!r}, expected a new one of letters, digits, '.', '-' and '_'.")
         self.file(wanted.source)
         # In one word each, so that a value cannot be taken for an option.

@@ -89,7 +89,10 @@ def early_end(view: RunView) -> Iterator[RunVerdict]:
     done = f"after {len(view.rows)} of {view.config.run.steps} steps"
     told = f"{done}; {goal_change(view)}" if len(view.rows) >= FEWEST else done
     if view.error and not view.begun:
-        remedy = "Nothing was learned: put that right and `run` it again, which may have the same --out"
+        remedy = (
+            "Nothing was learned: put that right, then `resume` it; if its configuration is wrong, `run` again, which"
+            " may have the same --out"
+        )
         yield broken_off("the run failed at its start", view.error, remedy)
     elif view.error:
         yield broken_off("the run failed", f"{view.error} ({told})", "Put that right, then go on with `resume`")

@@ -139,6 +139,7 @@ def standard_error(rows: Sequence[Row], key: str) -> float:
 
 def view_of(run: Run) -> RunView:
     summary = run.summary()
+    error = summary.error.rstrip(".") if summary else ""
     return RunView(
         config=run.config(),
         rows=run.metrics.rows(),
@@ -147,8 +148,8 @@ def view_of(run: Run) -> RunView:
         evaluations=of_training(run.evaluations()),
         refused=[batch.step for batch in run.quarantine()],
         saved=newest_saved(run.checkpoints()),
-        error=summary.error.rstrip(".") if summary else "",
-        begun=run.files.has_begun(),
+        error=error,
+        begun=not error or run.files.has_begun(),
     )
 
 

@@ -25,7 +25,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -166,7 +166,7 @@ def read_rows(key: str, source: str, split: str, config: TasksConfig, *, needs_a
     has = as_configured(source, config)
     names = canonical_names(has)
     for row in open_dataset(source, split, has, f"tasks.{key}"):
-        refuse_without_columns(row, key, source, config, needs_answer=needs_answer)
+        refuse_without_columns(row, has, key, source, config, needs_answer=needs_answer)
         if needs_answer and isinstance(row[has.answer], Mapping):
             raise DataError(
                 f"The column '{has.answer}' has {str(row[has.answer])[:80]!r}, expected an answer as text or a number;"
@@ -181,14 +181,13 @@ def canonical_names(has: Known) -> Columns:
 
 
 def refuse_without_columns(
-    found: Iterable[str], key: str, source: str, config: TasksConfig, *, needs_answer: bool
+    found: Collection[str], has: Known, key: str, source: str, config: TasksConfig, *, needs_answer: bool
 ) -> None:
     """An answer that nobody needs must be there if tasks.answer names its column."""
-    has, names = as_configured(source, config), list(found)
     for column in (has.question, has.answer)[: 2 if needs_answer or config.answer else 1]:
-        if column not in names:
+        if column not in found:
             advice = "set tasks.question/answer" if source == config.source else "name them as in tasks.source"
-            raise DataError(f"tasks.{key} = '{source}' has no column '{column}'; it has {first_few(names)}: {advice}.")
+            raise DataError(f"tasks.{key} = '{source}' has no column '{column}'; it has {first_few(found)}: {advice}.")
 
 
 def local_columns(key: str, source: str, split: str) -> list[str]:

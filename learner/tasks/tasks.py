@@ -130,7 +130,9 @@ def first_two(systems: Iterable[str]) -> tuple[str, ...]:
 
 def missing_answers(tasks: Sequence[Task]) -> str:
     """In words; empty if each has one, or the data have no such column."""
-    count = sum(json.loads(task.columns.get(UNCONVERTED, "{}")).get("answer", "") is None for task in tasks)
+    count = sum(
+        "answer" not in task.columns and "answer" in json.loads(task.columns.get(UNCONVERTED, "{}")) for task in tasks
+    )
     return f"{count} of {len(tasks)} tasks have no answer: functions get None as their answer" if count else ""
 
 

@@ -47,9 +47,9 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Decides which rows are held out, which of the others `limit` takes, and which held-out tasks `eval.problems`
     takes."""
     question: str = ""
-    """Column with the question: text, or a list of {role, content} with one message of the user, and perhaps a system
-    message before it. If empty, the one that belongs to a named source, else `question`. Held-out and test data need
-    the same columns, unless they are a named source."""
+    """Column with the question: text, or a list of {role, content} that ends in a message of the user, perhaps with a
+    system message at its beginning. If empty, the one that belongs to a named source, else `question`. Held-out and
+    test data need the same columns, unless they are a named source."""
     answer: str = ""
     """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
     to a named source, else `answer`. If given, the data must have it. The verifier gets all other columns under their
@@ -63,7 +63,7 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Column with the subject, for tables. The same rules as for `level`."""
     system_prompt: str = ""
     """System message before every question. If empty, there is none. A question that is a list with a system message
-    keeps its own; `generate`, `chat` and exports know only this one."""
+    keeps its own. `generate`, `generate --chat` and exports take that one if it is the same in all training tasks."""
     few_shot: NonNegative = 0
     """Number of solved examples that are shown before every question, as earlier messages of the chat. They are the
     first rows of the training file, with their solution if there is one. They are not trained on, nor are other rows

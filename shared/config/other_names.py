@@ -48,7 +48,10 @@ TRUNCATES = (
     "it changes the distribution that tokens are drawn from, but the learner scores them under the whole one, so their"
     " ratio would be biased; use `rollout.temperature=T`, which both sides apply"
 )
-WEIGHTS = 'a reward has its weight where it is named, as in "rewards.py:accuracy" = 2.0 in [verifier.rewards]'
+WEIGHTS = (
+    'a reward has its weight where it is named, as in "rewards.py:accuracy" = 2.0 in [verifier.rewards];'
+    " verifier.correct names the one that says what is correct"
+)
 REWARDS = (
     "use `verifier.kind=callable` and `verifier.function=rewards.py:accuracy`, or name several, each with its weight,"
     " in [verifier.rewards]"

@@ -207,7 +207,10 @@ class RunDir:
         """Whether there is anything that a new run would lose: a group, a checkpoint, an evaluation. A mistake that a
         process found while it loaded leaves none, like --prepare."""
         entries = (entry for folder in (self.journal, self.checkpoints, self.eval) for entry in folder.glob("*"))
-        return any(entry.is_dir() or entry.stat().st_size for entry in entries)
+        try:
+            return any(entry.is_dir() or entry.stat().st_size for entry in entries)
+        except FileNotFoundError:  # one was removed at this moment, so somebody works there
+            return True
 
     def failed_at_start(self) -> bool:
         """Whether it ended with an error before it had anything to lose. A prepared run did not: its keys may be in use

@@ -152,6 +152,14 @@ def test_a_fresh_run_has_nothing_against_it(run: RunDir) -> None:
     assert {check(machine).level for check in (run_checks.keys, run_checks.lock, run_checks.lease)} == {"ok"}
 
 
+def test_a_run_that_failed_at_its_start_is_as_good_as_none(run: RunDir) -> None:
+    run.summary.write_text('{"status": "failed"}')
+    seen = look_at_run(run.path)
+    assert (seen.state, seen.started) == ("new", False)
+    (run.journal / "segment").write_bytes(b"x")
+    assert look_at_run(run.path).state == "run"
+
+
 def test_a_key_that_others_can_read(run: RunDir) -> None:
     (key, *_) = sorted(run.keys.glob("learner*.json"))
     key.chmod(0o644)

@@ -222,14 +222,17 @@ def test_a_mistake_that_ends_a_run_at_its_start_is_what_why_says(
     run, said = failed_run(tmp_path, begin)
     assert said == (
         "the run failed at its start: qa.jsonl has no column 'question'; set tasks.question. Nothing was learned: put"
-        " that right and `run` it again, which may have the same --out.\n"
+        " that right, then `resume` it; if its configuration is wrong, `run` again, which may have the same --out.\n"
     )
     summary = read_summary(run)
     assert summary and (summary.status, summary.steps) == ("failed", 0) and str(summary.why) == said.strip()
     capsys.readouterr()
     assert main(["run", "--prepare", "--out", str(run.path)]) == 0
     replaced, prepared = capsys.readouterr().out.splitlines()
-    assert replaced == f"{run.path} has a run that failed at its start and learned nothing; it is replaced"
+    assert (
+        replaced
+        == f"{run.path} has a run that failed at its start and learned nothing; it is replaced, and so are its keys"
+    )
     assert prepared.startswith(f"{run.path} is prepared") and not run.summary.exists()
 
 

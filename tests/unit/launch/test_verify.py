@@ -87,6 +87,20 @@ def test_the_completions_of_a_prompt_are_a_group_and_more_rewards_are_named(tmp_
     ]
 
 
+def test_where_several_rewards_add_up_what_is_correct_is_said(tmp_path: Path) -> None:
+    rewards = f'verifier.rewards={{"{tmp_path / "rewards.py"}:exact" = 1.0, "think_tags" = 0.5}}'
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    rows = "\n".join(map(json.dumps, WRITTEN))
+    done = verify(tmp_path, rows, "--set", "verifier.kind=callable", "--set", rewards)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("note: a completion counts as correct if the weighted sum of its rewards is at least")
+    assert "name it with verifier.correct (exact, think_tags)" in done.stderr
+    done = verify(
+        tmp_path, rows, "--set", "verifier.kind=callable", "--set", rewards, "--set", "verifier.correct=exact"
+    )
+    assert "note:" not in done.stderr
+
+
 def test_a_function_that_fails_is_told_row_by_row(tmp_path: Path) -> None:
     done = verify_with(tmp_path, "broken")
     assert done.returncode == 0, done.stderr

@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="needs the extra `ui`")
 
-from launch.ui.control import Chat, Evaluate, learner_of
+from launch.ui.control import Chat, Control, Evaluate, Train, learner_of
 from launch.ui.jobs import MOST_BYTES, MOST_ENDED, MOST_RUNNING, Command, Job, Jobs, Kind
 from launch.ui.keys import described
+from launch.ui.runs_folder import RunsFolder
 from shared.errors import UserError
 from shared.run.run_dir import RunDir
 from tests.support.config_keys import PINNED
@@ -100,6 +101,14 @@ def test_a_wrong_request_is_refused_and_starts_nothing(page: Window, path: str, 
     assert answer.status in (400, 404)
     assert sentence in (answer.problem if sentence else "")
     assert page.ask("jobs")["jobs"] == []
+
+
+def test_a_run_that_failed_at_its_start_may_be_replaced(tmp_path: Path) -> None:
+    """The command that is started refuses it or not; the page only lets the name through."""
+    run = RunDir.create(tmp_path / "failed", b"{}")
+    run.summary.write_text('{"status": "failed"}')
+    command = Control(RunsFolder(tmp_path), tmp_path).training(Train(source="embedded", name="failed"))
+    assert command[:4] == ["run", "embedded", "--out", "failed"]
 
 
 def test_a_request_without_end_is_cut_off(page: Window) -> None:

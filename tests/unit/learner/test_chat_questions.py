@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from actor.verifiers.reward_arguments import as_in_the_data
+from learner.evaluation.evaluate import digest_of_questions
 from learner.tasks.overlap import find_overlap
 from learner.tasks.sources import canonical
 from learner.tasks.tasks import load_tasks, told_prompts
@@ -78,6 +79,7 @@ def test_questions_of_equal_words_differ_by_what_was_said_before(tmp_path: Path,
     chats = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}, asked] for n in range(20)]
     source = write_jsonl(tmp_path / "t.jsonl", [{"question": chat, "answer": "1"} for chat in chats * 2])
     tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
+    assert len({digest_of_questions([task]) for task in (*tasks.train, *tasks.held_out)}) == 20
     train, held_out = ({bytes(task.prompt_ids) for task in part} for part in (tasks.train, tasks.held_out))
     assert (len(train), len(held_out)) == (18, 2) and not train & held_out
     parts = ([task.columns for task in part] for part in (tasks.train, tasks.held_out))

@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -21,6 +22,7 @@ from learner.tasks.sources import (
     rows_of_test,
     training_rows,
 )
+from learner.tasks.tasks import Task, missing_answers
 from shared.config.data import SYSTEM, UNCONVERTED, TasksConfig
 from shared.errors import DataError
 
@@ -289,6 +291,13 @@ def test_a_function_gets_the_nulls_of_a_row(column: str) -> None:
     assert as_in_the_data(found) == {"answer": None, "gold_answer": None} | row
     mine = canonical(row | {"answer": "7"}, NAMES | {"answer": "gold"})
     assert column == "answer" or as_in_the_data(mine) == {"gold_answer": None, "answer": "7"} | row
+
+
+@pytest.mark.parametrize(("row", "missing"), [({"answer": None, "gold": "1"}, 0), ({"answer": "1", "gold": None}, 1)])
+def test_an_answer_that_is_missing_is_that_of_the_column_in_use(row: dict[str, Any], missing: int) -> None:
+    columns = canonical({"question": "?"} | row, NAMES | {"answer": "gold"})
+    words = missing_answers([Task(prompt_ids=np.zeros(1, np.int32), columns=columns)])
+    assert words.startswith("1 of 1 tasks have no answer") if missing else not words
 
 
 SYSTEM_MESSAGE = {"role": "system", "content": "Be brief."}

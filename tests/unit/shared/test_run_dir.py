@@ -121,6 +121,12 @@ def test_a_run_that_failed_at_its_start_is_replaced(tmp_path: Path) -> None:
     assert run.config.read_bytes() == b"other" and run.read_info().run_id != before
 
 
+def test_where_a_file_vanishes_somebody_works(tmp_path: Path) -> None:
+    run = failed_at_start(tmp_path / "run")
+    (run.eval / "listed-but-gone").symlink_to("nowhere")
+    assert run.has_begun() and not run.failed_at_start()
+
+
 @pytest.mark.parametrize("summary", ['{"status": "running"}', '{"status": "stopped"}', "{}", ""])
 def test_a_run_that_did_not_fail_is_not_replaced(summary: str, tmp_path: Path) -> None:
     run = failed_at_start(tmp_path / "run")
