@@ -15,8 +15,7 @@ from pathlib import Path
 
 from protocol.errors import SecurityError
 
-MAX_TEMP_BYTES = 70
-"""Of the path of $TMPDIR. Up to 34 more follow."""
+MAX_PATH_BYTES = 100
 
 
 def local_endpoint(run_dir: Path) -> str:
@@ -27,16 +26,16 @@ def local_endpoint(run_dir: Path) -> str:
 
 
 def socket_path(run_dir: Path) -> Path:
-    return user_folder() / hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+    """In /tmp where the path of $TMPDIR is too long for a socket."""
+    path = user_folder() / hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+    return path if len(os.fsencode(path)) <= MAX_PATH_BYTES else Path("/tmp") / path.parent.name / path.name
 
 
 def user_folder() -> Path:
-    """What the processes of this user share: in $TMPDIR if that is a folder with a path short enough for sockets, else
-    in /tmp."""
+    """What the processes of this user share, in $TMPDIR if it is a folder, else in /tmp."""
     # Not `tempfile.gettempdir`: it chooses another folder when the disk is full, where an actor waits for nobody.
     temp = os.environ.get("TMPDIR", "")
-    fits = len(os.fsencode(temp)) <= MAX_TEMP_BYTES and os.path.isdir(temp)
-    return Path(temp if fits else "/tmp") / f"tandem-{os.getuid()}"
+    return Path(temp if os.path.isdir(temp) else "/tmp") / f"tandem-{os.getuid()}"
 
 
 def make_private(folder: Path, variable: str = "TMPDIR") -> None:

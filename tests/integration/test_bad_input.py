@@ -81,10 +81,18 @@ def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
 
 
 def test_an_adapter_target_that_the_model_has_not(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    refused(launch("run", "embedded", "--out", out, *sets(SMALL | {"lora.targets": ["query"]})), "'query'", "q_proj")
+    assert not out.exists()
+
+
+def test_a_mistake_that_only_the_actor_finds(tmp_path: Path) -> None:
     """Nothing was learned, so the folder can be used again."""
     out = tmp_path / "run"
-    sentence = refused(launch("run", "embedded", "--out", out, *sets(SMALL | {"lora.targets": ["query"]})), "q_proj")
-    assert f"error: {summary(out)['error']}" == sentence and "'query'" in sentence
+    (tmp_path / "rewards.py").write_text("")
+    wrong = {"verifier.kind": "callable", "verifier.function": f"{tmp_path / 'rewards.py'}:right"}
+    sentence = refused(launch("run", "embedded", "--out", out, *sets(SMALL | wrong)), "defines no such name")
+    assert f"error: {summary(out)['error']}" == sentence
     assert "it is replaced" in launch("run", "embedded", "--out", out, "--prepare").stdout
 
 

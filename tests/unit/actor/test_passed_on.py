@@ -83,7 +83,7 @@ def test_only_actors_of_a_network_pass_on_and_each_learner_has_a_folder(
 
 
 def test_folders_of_learners_of_long_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     old, young = (passed_on("tcp://127.0.0.1:1", key) for key in (b"old", b"young"))
     assert old and young
     for one, age_s in ((old, FORGOTTEN_S + 3600.0), (young, FORGOTTEN_S - 3600.0)):

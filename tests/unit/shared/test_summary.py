@@ -24,7 +24,7 @@ def test_what_is_written_is_read_without_the_results_of_single_tasks(tmp_path: P
     assert read_summary(run) == structs.replace(SUMMARY, eval={"final": structs.replace(final, task_results=())})
     raw = json.loads(run.summary.read_bytes())
     figures = ["predicted", "measured", "spent", "eval", "why", "actors"]
-    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", *figures]
+    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", *figures, "error"]
     assert raw["actors"] == {"actors": {}, "limited": {}}, "one actor has nobody to be compared with"
     assert raw["eval"]["final"]["greedy"]["accuracy"] == 0.5
 
