@@ -19,7 +19,7 @@ from learner.objective.turns import sampled_lengths
 from learner.orders.orders import build_orders
 from learner.orders.plan import OrderFiller, judge_of
 from learner.tasks.sources import name_of_held_out
-from learner.tasks.tasks import Task, asked
+from learner.tasks.tasks import Task, whole_question
 from protocol.messages import Finish, Group, Outcome, Sampling
 from shared.config.load import most_groups
 from shared.config.tree import Config
@@ -189,7 +189,7 @@ class Evaluator:
     def example(self, task: Task, group: Group) -> Example:
         """One completion as text, for the report."""
         return Example(
-            question=asked(task.columns),
+            question=whole_question(task.columns),
             answer=gold_answer(task),
             completion=self.text(group.completion_ids.tolist()),
             outcome=group.outcomes[0],
@@ -197,7 +197,7 @@ class Evaluator:
 
     def task_result(self, task: Task, greedy: Group, sampled: Group) -> TaskResult:
         return TaskResult(
-            question=asked(task.columns),
+            question=whole_question(task.columns),
             answer=gold_answer(task),
             greedy=greedy.outcomes[0],
             sampled=right_share(sampled),
@@ -207,7 +207,7 @@ class Evaluator:
 
 def digest_of_questions(tasks: Sequence[Task]) -> str:
     """sha256 over questions and gold answers, in order."""
-    pairs = [[asked(task.columns), gold_answer(task)] for task in tasks]
+    pairs = [[whole_question(task.columns), gold_answer(task)] for task in tasks]
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.tasks.tasks import asked
+from learner.tasks.tasks import whole_question
 
 OTHER_SIGNS = str.maketrans("\u00d7\u00f7\u2212", "*/-")
 WORD = re.compile(r"[^\W_]+|[+/^=<>%]|(?<!\*)\*(?!\*)|-(?=\s*(?:[\d(\\]|[^\W\d_aI](?![^\W\d_])))")
@@ -63,12 +63,12 @@ class Overlap:
 
 
 def find_overlap(train: Sequence[Mapping[str, str]], held_out: Sequence[Mapping[str, str]]) -> Overlap:
-    train_words = [words(asked(row)) for row in train]
+    train_words = [words(whole_question(row)) for row in train]
     first: dict[tuple[str, ...], int] = {}
     for place, text in enumerate(train_words):
         first.setdefault(text, place)
     again = [place for place, text in enumerate(train_words) if first[text] != place]
-    held_out_words = [words(asked(row)) for row in held_out]
+    held_out_words = [words(whole_question(row)) for row in held_out]
     leaked = {place for place, text in enumerate(held_out_words) if text in first}
     index = gram_index(train_words)
     return Overlap(

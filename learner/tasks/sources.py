@@ -330,7 +330,7 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 
 def chat_of(asked: object, column: str) -> Columns:
-    """Question, system message and what is between them."""
+    """Question, system message and what is between them. A question is always asked by the user."""
     messages = messages_of(asked, column, "user")
     roles = [message["role"] for message in messages]
     if roles[-1:] != ["user"] or "system" in roles[1:]:

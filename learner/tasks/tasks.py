@@ -242,11 +242,11 @@ def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
 
 
 def unspaced(row: Columns) -> str:
-    """What is asked with single spaces, for comparison."""
-    return " ".join(asked(row).split())
+    """The whole question with single spaces, for comparison."""
+    return " ".join(whole_question(row).split())
 
 
-def asked(row: Mapping[str, str]) -> str:
+def whole_question(row: Mapping[str, str]) -> str:
     """Its question, after what was said before it."""
     return "\n".join([*(message["content"] for message in earlier_messages(row)), row["question"]])
 

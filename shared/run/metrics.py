@@ -217,7 +217,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     evaluated: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """The evaluation that came since the row before, if one did: `step`, the version of its policy; `greedy`,
     `sampled`, with several draws `pass_at_<k>` and `maj_at_<k>` for the largest k; of what was sampled `reward_mean`
-    and `reward_<name>`, if rewards say more than right and wrong; `wall_s`. Rows have `eval/<name>` for those."""
+    and `reward_<name>`, unless the reward is 1 if correct, else 0; `wall_s`. Rows have `eval/<name>` for those."""
     actors: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """Of several actors (shared/run/summary.py says what each figure is): `<id>/tokens_per_s`, `<id>/waiting`,
     `<id>/faults`, `<id>/version`. Rows have `actors/<name>` for those."""
