@@ -20,6 +20,7 @@ page that several share counts once. The NF4 base and its dense copy are made be
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from itertools import pairwise
@@ -92,10 +93,8 @@ def main() -> None:
 
 
 def write_endless(model: Path, folder: Path) -> None:
-    """The same weights, with an end token that is hardly ever sampled."""
-    folder.mkdir()
-    for file in model.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
+    """A copy with an end token that is hardly ever sampled."""
+    shutil.copytree(model, folder)
     token, index = unused_token(model)
     renamed = {
         "tokenizer_config.json": {"eos_token": token},
@@ -104,7 +103,6 @@ def write_endless(model: Path, folder: Path) -> None:
     }
     for name, end in renamed.items():
         settings = json.loads((model / name).read_text()) | end
-        (folder / name).unlink()
         (folder / name).write_text(json.dumps(settings, indent=2))
 
 
