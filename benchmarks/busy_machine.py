@@ -2,9 +2,10 @@
 
 A step of actor and learner (local_run.py) is measured in a process of its own, quiet and beside one process for each
 core that counts until its time is up. OpenMP's threads wait for each other at the end of each parallel part. `spin`:
-libgomp's default, a loop of about a millisecond, then sleep, which is what a run uses. `short`: a loop a fifth as long.
-`passive`: sleep at once. Beside busy processes, shared/process/busy_cores/ makes the loop shorter and gathers the
-threads on half of the cores. The policies alternate, several rounds; medians of all steps.
+libgomp's default, a loop of some milliseconds, which takes a core from the thread that is waited for. `short`: a
+loop a fifth as long, then sleep, which is what a run uses. `passive`: sleep at once. Beside busy processes,
+shared/process/busy_cores/ makes the loop shorter still and gathers the threads on half of the cores. The policies
+alternate, several rounds; medians of all steps.
 The small model takes four times as many steps: threads are looked at twice a second, and eight of its steps take less
 than a second.
 
@@ -23,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write_result
-from shared.process.determinism import cpu_environment
+from shared.process.determinism import SPINS, cpu_environment
 
 POLICIES = {
     "spin": {},
-    "short": {"GOMP_SPINCOUNT": "60000"},
+    "short": {"GOMP_SPINCOUNT": SPINS},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
 SMALL = ("rollout.prompts=4", "rollout.max_new_tokens=48", "eval.problems=0", "optimizer.lr=3e-3")
@@ -95,8 +96,9 @@ def burning() -> Iterator[None]:
 
 def in_process(model: str, policy: str, steps: int) -> list[float]:
     """Seconds of each step but the first two."""
+    settled = {key: value for key, value in cpu_environment(cores(), "fast").items() if key != "GOMP_SPINCOUNT"}
     argv = [sys.executable, "-m", "benchmarks.busy_machine", "--measure", model, "--steps", str(steps)]
-    environment = os.environ | cpu_environment(cores(), "fast") | POLICIES[policy]
+    environment = os.environ | settled | POLICIES[policy]
     done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, timeout=LONGEST_S, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

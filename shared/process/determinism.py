@@ -9,10 +9,10 @@ AUTO,STRICT it gave one result for every alignment and thread count, at the same
     portable  AVX2 kernels in MKL, ATen and oneDNN: the same bits on more machines, about as fast at small sizes.
               MKL's COMPATIBLE mode supports older CPUs at half the speed, and is left out
 
-Threads that wait for others spin for about a millisecond and then sleep: libgomp's default, which is left as it is. A
-fifth of it makes a step of 135 million parameters a tenth longer on a quiet machine, and beside busy processes it gains
-nothing (benchmarks/busy_machine.py). While these compute, threads spin less in any case (busy_cores/spinning.py). Bits
-do not depend on it.
+Threads that wait for others spin for a fraction of a millisecond and then sleep. By default libgomp lets them spin five
+times as long, and beside busy processes that takes the core from the very thread that is waited for; if they sleep at
+once, waking them takes longer than many an operation of a small model (benchmarks/busy_machine.py). While other
+processes compute, they spin less (busy_cores/spinning.py). Bits do not depend on it.
 
 In bf16, oneDNN compiles a product of every new shape and keeps it: 0.7 MB each, and the shapes of micro-batches and of
 token steps are many. By default it and PyTorch keep a thousand each, up to a gigabyte in each process, which also
@@ -45,6 +45,8 @@ PINNED = (
     "CUBLAS_WORKSPACE_CONFIG",
     "TOKENIZERS_PARALLELISM",
 )
+SPINS = "60000"
+"""libgomp's own default is 300,000."""
 COMPILED_PRODUCTS = 64
 """That oneDNN and PyTorch keep."""
 
@@ -54,6 +56,7 @@ def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
     count = str(threads)
     environment = {
         "OMP_NUM_THREADS": count,
+        "GOMP_SPINCOUNT": SPINS,
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
         # MKL may otherwise take fewer threads than it was given.

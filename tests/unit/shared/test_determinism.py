@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from shared.process.determinism import cpu_environment
+from shared.process.determinism import SPINS, cpu_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 REPORT = """
@@ -52,6 +52,7 @@ def test_the_environment_fixes_threads_and_kernels() -> None:
     fast, portable = cpu_environment(3, "fast"), cpu_environment(3, "portable")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         assert fast[name] == portable[name] == "3"
+    assert fast["GOMP_SPINCOUNT"] == portable["GOMP_SPINCOUNT"] == SPINS
     assert fast["MKL_CBWR"] == "AUTO,STRICT"
     assert portable["MKL_CBWR"] == "AVX2,STRICT"
     assert "ATEN_CPU_CAPABILITY" not in fast
