@@ -73,6 +73,17 @@ def test_an_evaluation_is_one_point_at_its_own_step(visit: Visit) -> None:
     assert chart.locator(".now").inner_text() == "step 1: 31 % \u00b7 31 %"
 
 
+def test_an_evaluation_shows_mean_rewards_where_they_say_more_than_the_accuracy(visit: Visit) -> None:
+    visit.open("#/evaluate/hacked")
+    table = visit.says(".evaluation", "final").locator("table").first
+    assert table.locator("thead th").all_inner_texts()[-3:] == ["Length", "Reward", "Reward polite"]
+    assert [row.split()[-2:] for row in table.locator("tbody tr").all_inner_texts()] == [["-", "-"], ["1.6", "1.5"]]
+    visit.go("#/evaluate/first")
+    visit.says("h1", "first")
+    plain = visit.says(".evaluation", "final").locator("table").first
+    assert plain.locator("thead th").all_inner_texts()[-1] == "Length"
+
+
 def test_no_group_of_a_refused_step_is_trained_or_idle(visit: Visit) -> None:
     visit.open("#/monitor/second")
     chart = visit.says(".chart", "Groups")

@@ -1,7 +1,7 @@
 """Runs for the page, written in a moment with the real writers: metrics, groups with every token, evaluations."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,10 @@ def log_groups(run: RunDir, groups: Sequence[RolloutGroup]) -> None:
     log.close()
 
 
-def evaluation(label: str, version: int, right: Sequence[bool]) -> Evaluation:
+def evaluation(
+    label: str, version: int, right: Sequence[bool], rewards: Mapping[str, float] | None = None
+) -> Evaluation:
+    """rewards: means of what was sampled."""
     tasks = tuple(
         TaskResult(
             question=f"What is {place} + 1?",
@@ -106,7 +109,8 @@ def evaluation(label: str, version: int, right: Sequence[bool]) -> Evaluation:
         for place, one in enumerate(right)
     )
     share = msgspec.structs.asdict(share_of([float(one) for one in right]))
-    greedy, sampled = Decoded(**share, cap=64), Decoded(**share, temperature=1.0, cap=64, draws=4)
+    greedy = Decoded(**share, cap=64)
+    sampled = Decoded(**share, temperature=1.0, cap=64, draws=4, rewards=dict(rewards or {}))
     return Evaluation(
         label=label,
         version=version,
@@ -135,8 +139,9 @@ def hacked_run(path: Path, steps: int = 24) -> RunDir:
     """The reward rises, right answers and held-out accuracy fall."""
     run = made_up(path, steps=steps, status="done", reward_mean=(0.5, 1.6), correct=(0.6, 0.15))
     log_groups(run, [one for step in range(1, steps + 1) for one in hacked_groups(step)])
-    write_evaluation(run.eval, evaluation("base", 0, [place < 40 for place in range(64)]))
-    write_evaluation(run.eval, evaluation("final", steps, [place < 8 for place in range(64)]))
+    write_evaluation(run.eval, evaluation("base", 0, [place < 40 for place in range(64)], {"mean": 0.5, "polite": 0.1}))
+    hacked = {"mean": 1.6, "polite": 1.5}
+    write_evaluation(run.eval, evaluation("final", steps, [place < 8 for place in range(64)], hacked))
     return run
 
 

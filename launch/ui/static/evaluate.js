@@ -1,4 +1,5 @@
-// Evaluations of a run: accuracy with intervals, pass@k, maj@k, by level and subject; with --control also a new one.
+// Evaluations of a run: accuracy with intervals, mean rewards where they say more, pass@k, maj@k, by level and subject;
+// with --control also a new one.
 
 import { ask, of, tell } from "./api.js";
 import * as jobs from "./jobs.js";
@@ -96,26 +97,37 @@ function nothing() {
 function article(found) {
   const ways = Object.entries(WAYS).filter(([key]) => found[key]);
   const { label, version, n, source, wall_s } = found;
+  const rewards = rewardNames(ways.map(([key]) => found[key]));
   const about = `after ${version} steps, ${n} tasks of ${source || "the run"}, ${clock(wall_s)}`;
   return h(
     "article",
     { class: "evaluation" },
     h("h2", {}, label, " ", h("span", { class: "quiet" }, about)),
     table(
-      ["Decoding", "Right", "95 %", "Parsed", "Cut off", "Length"],
-      ways.map(([key, name]) => [name, ...figures(found[key])]),
+      ["Decoding", "Right", "95 %", "Parsed", "Cut off", "Length", ...rewards.map(rewardTitle)],
+      ways.map(([key, name]) => [name, ...figures(found[key], rewards)]),
     ),
     ways.map(([key, name]) => parts(name, found[key])),
   );
 }
 
-function figures(way) {
+// "mean" is that of all rewards together; the others are named rewards, unweighted.
+function rewardNames(ways) {
+  return [...new Set(ways.flatMap((way) => Object.keys(way.rewards || {})))];
+}
+
+function rewardTitle(name) {
+  return name === "mean" ? "Reward" : `Reward ${name}`;
+}
+
+function figures(way, rewards) {
   return [
     percent(way.accuracy),
     between(way),
     percent(way.format_rate),
     percent(way.truncation_rate),
     number(way.length_mean),
+    ...rewards.map((name) => number(way.rewards?.[name])),
   ];
 }
 
