@@ -1,5 +1,6 @@
 """A real process that computes with the base of another one, which is then killed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,9 +10,8 @@ import numpy as np
 import pytest
 
 from actor.engines.engine import Engine
-from actor.wiring import build_engine
-from launch.presets.load import load_config
 from protocol.messages import GroupOrder, Sampling
+from shared.process.determinism import cpu_environment
 from tests.support.fakes import unheard
 from tests.support.runs import ROOT
 
@@ -63,6 +63,16 @@ def body():
 sys.exit(run_process("actor0", body))
 """
 
+ALONE = """
+import sys
+from actor.wiring import build_engine
+from launch.presets.load import load_config
+from tests.integration.test_shared_base import sampled
+
+engine, _ = build_engine(load_config("embedded", sys.argv[2:]))
+print(sampled(engine))
+"""
+
 
 def sampled(engine: Engine) -> str:
     """Tokens and log-probs of an order, as hexadecimal digits."""
@@ -72,8 +82,10 @@ def sampled(engine: Engine) -> str:
 
 
 def start(code: str, folder: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", code, str(folder), *KEYS]
-    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """With the threads and kernels of a run, so that the bits are the same in each process."""
+    argv, environment = [sys.executable, "-c", code, str(folder), *KEYS], os.environ | cpu_environment(1, "fast")
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.long
@@ -85,8 +97,9 @@ def test_it_samples_the_same_and_ends_when_the_owner_is_killed(tmp_path: Path) -
         found = borrower.stdout.readline().strip()
         lender.send_signal(signal.SIGKILL)
         _, said = borrower.communicate(timeout=60)
-    engine, _ = build_engine(load_config("embedded", KEYS))
-    assert found == sampled(engine)
+    with start(ALONE, folder) as alone:
+        expected, _ = alone.communicate(timeout=60)
+    assert found and found == expected.strip()
     assert borrower.returncode == 1 and "Traceback" not in said
     last = said.strip().splitlines()[-1]
     assert last == "error: The learner, whose copy of the base this actor computes with, has ended."
