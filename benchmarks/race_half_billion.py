@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def write_endless(model: Path, folder: Path) -> None:
-    """A copy with an end token that is hardly ever sampled."""
+    """A copy of the model whose end token is hardly ever sampled, so that completions have their full length."""
     shutil.copytree(model, folder)
     token, index = unused_token(model)
     renamed = {

@@ -69,7 +69,8 @@ from actor.wiring import build_engine
 from launch.presets.load import load_config
 from tests.integration.test_shared_base import sampled
 
-engine, _ = build_engine(load_config("embedded", sys.argv[2:]))
+_, *keys = sys.argv[1:]
+engine, _ = build_engine(load_config("embedded", keys))
 print(sampled(engine))
 """
 

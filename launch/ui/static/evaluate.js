@@ -111,7 +111,7 @@ function article(found) {
   );
 }
 
-// "mean" is that of all rewards together; the others are named rewards, unweighted.
+// Of the mean rewards: "mean" for all rewards together, and the name of each reward, whose mean is without its weight.
 function rewardNames(ways) {
   return [...new Set(ways.flatMap((way) => Object.keys(way.rewards || {})))];
 }
