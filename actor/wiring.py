@@ -17,9 +17,7 @@ from actor.engines.server.adapter_files import AdapterFiles
 from actor.engines.server.completions import Completions
 from actor.engines.server.server_engine import Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
-from actor.engines.token_step.coded import Codes, reads_codes
-from actor.engines.token_step.eight_bit import REMEDY, EightBitHead, eight_bit_head, multiplies_eight_bits
-from actor.engines.token_step.stacks import dense_bytes
+from actor.engines.token_step.forms import codes_for, compiled_for, eight_bit_head_for
 from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
 from actor.environments.episodes import Episodes, Player
@@ -36,7 +34,6 @@ from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base, dense_base
-from shared.base.interleaved import interleaved_base
 from shared.base.lending import Borrower
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.base.loading import fitting, lighter
@@ -47,20 +44,17 @@ from shared.config.named_rewards import rewards_in_words
 from shared.config.processes import ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
-from shared.errors import DamageError, ModelError, UserError
+from shared.errors import DamageError, UserError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_layout
 from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
-from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
-from shared.model.trained_layers import covers
 from shared.process.busy_cores.watch import watch_cores
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import ComputeLease, NoLease, lease_for
 from shared.process.trace import NO_TRACE, Trace
-from shared.tensor_file import map_file
 
 if TYPE_CHECKING:
     from actor.engines.vllm_options import GiveBack, VLLMOptions
@@ -69,7 +63,7 @@ BF16_TOLERANCE = 0.25
 """vLLM's kernels sum in another order than the learner's: in bf16 this much in the log-prob of an unlikely token."""
 
 ENGINES = Path(__file__).parent / "engines"
-OWN_CODE = (ENGINES, ENGINES / "token_step")
+OWN_CODE = (ENGINES, ENGINES / "token_step", ENGINES / "token_step" / "compiled")
 """Folders whose source computes a completion."""
 
 log = logging.getLogger("actor")
@@ -96,7 +90,8 @@ def build_engine(
     residency = residency_of(config.compute, policy, "actor", borrower)
     codes = codes_for(config, base, policy)
     eight_bit = eight_bit_head_for(config, base, policy)
-    engine = HFEngine(policy, prompter, config.actor, residency, codes, eight_bit)
+    compiled = compiled_for(config, policy)
+    engine = HFEngine(policy, prompter, config.actor, residency, codes, eight_bit, compiled)
     if codes:
         # Orders of many rows read the dense base.
         check_once(
@@ -105,38 +100,6 @@ def build_engine(
     check_once(policy, base, engine.loop, engine.check, OWN_CODE)
     watch_cores(config.compute.actor_threads, device)
     return engine, prompter
-
-
-def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
-    """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
-    if config.actor.weights != "nf4" or not uses_own_layers(policy):
-        return None
-    if policy.dtype != torch.bfloat16 or not reads_codes():
-        log.warning("actor.weights is 'nf4', which takes bf16 and a processor with AVX512-BF16: it reads dense weights")
-        return None
-    log.info("a token step of few rows reads the NF4 codes")
-    return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
-
-
-def uses_own_layers(policy: Policy) -> bool:
-    """Whether it is decoded by actor/engines/token_step/layers.py from dense values on a CPU."""
-    return policy.device.type == "cpu" and dense_bytes(policy.adapter) > 0 and covers(policy.backbone)
-
-
-def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> EightBitHead | None:
-    """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
-    if config.actor.head != "int8" or not uses_own_layers(policy):
-        return None
-    if policy.dtype != torch.bfloat16 or not multiplies_eight_bits():
-        log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")
-        return None
-    found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
-    if not found.matches(policy.head):
-        raise ModelError(
-            f"The head of this model is not the one that its weight file in {base.folder} names; {REMEDY}."
-        )
-    log.info("logits come from the head in 8 bits")
-    return found
 
 
 def build_vllm(

@@ -30,7 +30,7 @@ import torch
 from actor.engines.engine import EndedCompletion
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.eight_bit import EightBitHead
-from actor.wiring import codes_for, eight_bit_head_for
+from actor.engines.token_step.forms import codes_for, compiled_for, eight_bit_head_for
 from benchmarks.machine import write_result
 from benchmarks.student import ratio_interval
 from protocol.messages import GroupOrder, Sampling
@@ -83,6 +83,7 @@ def main() -> None:
         "threads": args.threads,
         "packed": args.packed,
         "weights": "nf4" if engine.codes else "dense",
+        "token_step": "compiled" if engine.compiled else "torch",
         "head": "int8" if isinstance(engine.head, EightBitHead) else "dense",
         "prompt_tokens": PROMPT,
         "weights_mb": round(weights / 2**20),
@@ -120,7 +121,10 @@ def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Hea
     compute = ComputeConfig(dtype=dtype, device="cpu")
     config = settled_config(Config(model=model, rollout=rollout, actor=actor, compute=compute))
     codes, eight_bit = codes_for(config, base, policy), eight_bit_head_for(config, base, policy)
-    engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit)
+    compiled = compiled_for(config, policy)
+    engine = HFEngine(
+        policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit, compiled=compiled
+    )
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))
     return engine

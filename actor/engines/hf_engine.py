@@ -28,11 +28,14 @@ from transformers import DynamicCache
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
+from actor.engines.kv_cache import COPIED_BYTES
 from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
+from actor.engines.token_step.compiled.library import Library
+from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers
 from actor.engines.token_step.eight_bit import EightBitHead
-from actor.engines.token_step.layers import layers_of
+from actor.engines.token_step.layers import Layers, layers_of
 from actor.engines.token_step.packed import Packable, Packing, RowProduct
 from actor.engines.token_step.stacks import dense_bytes
 from actor.engines.turns import Turns, run_groups
@@ -120,14 +123,18 @@ class HFEngine:
         residency: Residency | None = None,
         codes: Codes | None = None,
         eight_bit: EightBitHead | None = None,
+        compiled: Library | None = None,
     ) -> None:
-        """codes: of the weights that a token step may read as such. eight_bit: the head, if logits come from that."""
+        """codes: of the weights that a token step may read as such. eight_bit: the head, if logits come from that.
+        compiled: the token step in C, if that computes."""
         self.policy, self.max_sequences = policy, config.max_sequences
         self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
-        self.layers, self.head, self.codes = layers_of(policy, codes), eight_bit or RowProduct(policy.head), codes
+        self.head, self.codes, self.compiled = eight_bit or RowProduct(policy.head), codes, compiled
+        self.layers = CompiledLayers(policy, compiled) if compiled else layers_of(policy, codes)
+        self.draw = CompiledDraw(compiled) if compiled else policy.kernels.draw
         self.packing = Packing(config.packed)
         self.prepare()
         # A method of this object would refer to it in a circle, and keep its tensors until a garbage collection.
@@ -138,7 +145,7 @@ class HFEngine:
         """Of conversations that are being sampled."""
         self.piece_tokens = PIECE_TOKENS
         self.fixed: FixedLoop | None = None
-        if policy.device.type == "cuda" and self.layers:
+        if policy.device.type == "cuda" and isinstance(self.layers, Layers):
             capture = partial(CudaGraphs, torch.cuda.Stream(policy.device)) if config.graphs == "auto" else None
             self.fixed = FixedLoop(policy, self.layers, self.end_ids, Grain(), capture)
         self.identity = Identity(
@@ -154,7 +161,8 @@ class HFEngine:
         graphs = self.fixed is not None and self.fixed.replay.capture is not None
         eight_bit = isinstance(self.head, EightBitHead)
         parts = {"folded": self.folds, "codes": self.codes, "head in 8 bits": eight_bit, "graphs": graphs}
-        return ", ".join(["decode loop", *(part for part, used in parts.items() if used)])
+        names = [part for part, used in parts.items() if used]
+        return ", ".join(["decode loop", *names, *([self.compiled.name] if self.compiled else [])])
 
     def install(self, version: int, adapter: bytes) -> None:
         """Copy the adapter in, after a check that the base still is what was loaded."""
@@ -240,7 +248,9 @@ class HFEngine:
 
     def decode(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, told: Progress) -> None:
         """In shapes that follow the tokens."""
-        decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw, self.turns)
+        # What is compiled reads a prompt where it is.
+        copied = 0 if self.compiled else COPIED_BYTES
+        decoding = Decoding(groups, sampling, width, self.policy.device, self.draw, self.turns, copied_bytes=copied)
         self.load_prompts(decoding)
         return_freed_memory(KEPT_WHILE_DECODING)
         hidden = decoding.last_hidden[decoding.prompt_of_row]

@@ -116,7 +116,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         divides=compute.divides_base,
         divides_moments=compute.divides_moments,
         in_turns=config.environment.in_turns,
-        packs=packs,
+        packs=packs and config.actor.token_step != "compiled",
     )
 
 

@@ -107,7 +107,8 @@ def arithmetic(compute: ComputeConfig, model: ModelConfig, actor: ActorConfig) -
     assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
     sampled = ", sampled from NF4 codes" if actor.weights == "nf4" else ""
     logits = ", logits from the head in 8 bits" if actor.head == "int8" else ""
-    return f"{compute.dtype}{sampled}{logits}, {threads}{assumed if weight_bytes(model) is None else ''}"
+    compiled = ", token steps compiled" if actor.token_step == "compiled" else ""
+    return f"{compute.dtype}{sampled}{logits}{compiled}, {threads}{assumed if weight_bytes(model) is None else ''}"
 
 
 def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:

@@ -214,7 +214,7 @@ class TrackingConfig(Section, frozen=True, kw_only=True):
 
 class ActorConfig(Section, frozen=True, kw_only=True):
     """The rollout engine, and how far actors are trusted. `audit` and `audit_invited` are for the learner,
-    `max_sequences` and `weights` are for all engines, `head`, `fold`, `packed` and `graphs` are for `hf`; all others
+    `max_sequences` and `weights` are for all engines, `head`, `token_step`, `fold`, `packed` and `graphs` are for `hf`; all others
     are options of `vllm`, which the extra `vllm` installs."""
 
     audit: Share = 0.0
@@ -240,6 +240,11 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     `int8`: a copy in 8 bits, made from an NF4 base; the 64 largest logits are computed again from the values. It needs
     VNNI; another processor reads the values. `auto` is `int8` if the processor has VNNI and rollout.max_new_tokens is
     64 or more."""
+    token_step: Literal["auto", "torch", "compiled"] = "auto"
+    """What computes a token of Llama, Qwen2 or Qwen3 in `hf` on a CPU. `torch`: PyTorch's operations. `compiled`: C
+    code, which the C compiler of this machine makes in a second on the first start; it takes half of the time where a
+    processor has AMX, and less for small models. It reads dense values, so it goes with `actor.weights = "dense"`.
+    `auto` is `compiled` in fp32, and in bf16 with AMX, where there is a compiler. The tokens depend on it."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

@@ -3,9 +3,10 @@
     dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
     weights  where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
     head     where it samples long completions in bf16 on a CPU with VNNI: 8 bits
+    token_step  where it samples dense values on a CPU in fp32, or in bf16 with AMX, and there is a C compiler: compiled
     threads  all physical cores that the container allows; half of them for each process if both compute at once
 
-`weights` and `head` are those of [actor]. They are kept in the run's config.json. Resume, actors that join later,
+`weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that join later,
 replay and eval take them from there: another choice on another machine would give other numbers. `run` chooses when it
 makes a run; a run that was only prepared has no choice yet, and who starts it first, `resume` or the learner, makes it
 for that machine (`start_config`). Only files are read, since torch must not be loaded before the environment of a run
@@ -33,6 +34,7 @@ from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
+from shared.model.kernels.toolchain import find_compiler
 from shared.process.busy_cores.gathering import CORES
 from shared.process.usable_cards import check_cards, has_card
 from shared.run.files import write_whole
@@ -75,6 +77,8 @@ class Capacity:
     """Whether there is one that PyTorch can use."""
     others: float = 0.0
     """Other processes that compute now, for each core of the machine."""
+    compiler: bool = False
+    """Whether there is one for C."""
 
 
 def look_at_capacity() -> Capacity:
@@ -83,6 +87,7 @@ def look_at_capacity() -> Capacity:
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
         card=has_card(),
         others=others_for_each_core(),
+        compiler=find_compiler(os.environ) is not None,
     )
 
 
@@ -130,19 +135,23 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
     """With nothing left to choose. found: None looks at this machine."""
     found = found or look_at_capacity()
     compute = settled(config.compute, config.model, config.pipeline.max_lag, found)
-    weights, head = config.actor.weights, config.actor.head
+    weights, head, token_step = config.actor.weights, config.actor.head, config.actor.token_step
     if weights == "auto":
         weights = chosen_weights(config, compute, found)
     if head == "auto":
         head = chosen_head(config, compute, found)
-    return structs.replace(config, compute=compute, actor=structs.replace(config.actor, weights=weights, head=head))
+    if token_step == "auto":
+        token_step = chosen_token_step(config, compute, found, weights)
+    actor = structs.replace(config.actor, weights=weights, head=head, token_step=token_step)
+    return structs.replace(config, compute=compute, actor=actor)
 
 
 def is_open(config: Config) -> bool:
     """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used.
-    `weights` and `head` may stay `auto` where they are dense in any case."""
+    `weights` and `head` may stay `auto` where they are dense in any case, and all of [actor] where `hf` does not sample."""
     compute, actor = config.compute, config.actor
-    sampling = "auto" in (actor.weights, actor.head) and actor.engine == "hf" and compute.dtype != "fp32"
+    in_bf16 = "auto" in (actor.weights, actor.head) and compute.dtype != "fp32"
+    sampling = actor.engine == "hf" and (actor.token_step == "auto" or in_bf16)
     return compute.dtype == "auto" or sampling or not (compute.learner_threads and compute.actor_threads)
 
 
@@ -159,6 +168,16 @@ def chosen_head(config: Config, compute: ComputeConfig, found: Capacity) -> Lite
     """What logits come from while an actor decodes."""
     helps = EIGHT_BIT_FLAG in found.flags and config.rollout.max_new_tokens >= EIGHT_BIT_TOKENS
     return "int8" if helps and decodes_in_bf16(config, compute, found) else "dense"
+
+
+def chosen_token_step(
+    config: Config, compute: ComputeConfig, found: Capacity, weights: str
+) -> Literal["torch", "compiled"]:
+    """What computes a token of `hf`."""
+    dense = weights == "dense" and (config.model.quantization == "none" or config.model.dequantize != "each_call")
+    sampled_here = config.actor.engine == "hf" and compute.blas == "fast" and not is_on_card(compute, found)
+    helps = compute.dtype == "fp32" or TILES_FLAG in found.flags
+    return "compiled" if found.compiler and dense and sampled_here and helps else "torch"
 
 
 def decodes_in_bf16(config: Config, compute: ComputeConfig, found: Capacity) -> bool:

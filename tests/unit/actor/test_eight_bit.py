@@ -25,7 +25,7 @@ from actor.engines.token_step.eight_bit import (
     layout_name,
     multiplies_eight_bits,
 )
-from actor.wiring import codes_for, eight_bit_head_for
+from actor.engines.token_step.forms import codes_for, eight_bit_head_for
 from protocol.messages import Sampling
 from shared.base.cache import cached_base
 from shared.config.model import ModelConfig

@@ -1,0 +1,1 @@
+"""A token step in C, compiled on the machine that decodes."""

@@ -1,0 +1,168 @@
+"""The library of the compiled token step: built once with the C compiler of this machine, and kept in the cache folder.
+
+    compiler    $CC or gcc. Not clang, which has no __builtin_shuffle
+    threads     those of PyTorch: the library is linked with PyTorch's own OpenMP. With a second one, the threads of
+                both would wait for each other's cores
+    name        has a digest of the sources, the options, the compiler, the processor and the type of the weights
+
+It is compiled for this processor, so that each machine has its own, also where several share a cache folder. The result
+is the same each time, and the same for a row whatever is decoded beside it. Another compiler or processor may give
+other last bits, as other kernels of PyTorch do. Where the library cannot be built, PyTorch's operations compute, and
+the log says why.
+
+Left out: systems other than Linux, PyTorch with another OpenMP, and a library for several processors in the package.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.config.model import CACHE_DIR_KEY
+from shared.model.kernels.toolchain import find_compiler
+from shared.run.file_lock import exclusive
+from shared.run.files import make_folder, write_whole
+
+SOURCES = Path(__file__).parent
+MAIN = "token_step.c"
+TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
+OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
+NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+"""Where the kernel does not let this process use AMX, though the processor has it."""
+IN_BF16 = "-DIN_BF16"
+LIMIT_S = 120.0
+"""For one call of the compiler."""
+INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
+
+log = logging.getLogger("token step")
+
+
+class CannotCompile(Exception):
+    """The message says why, as a part of a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """What a token step calls."""
+
+    name: str
+    """Of its file; another library has another name."""
+    token_step: Any
+    """Address of a `Step`."""
+    draw: Any
+    """Logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
+    structure_bytes: tuple[int, int]
+    """Sizes of `Step` and `Layer` in C."""
+    room_rows: int
+    """Rows for whose activations there must be room."""
+    draw_room: int
+    """Bytes that a thread needs for each block of the vocabulary."""
+    draw_block: int
+    """Tokens in such a block."""
+
+
+def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
+    """None if there cannot be one here; the log says why."""
+    try:
+        return load(built(dtype, cache))
+    except CannotCompile as error:
+        log.warning("PyTorch's operations compute the token step, because %s", error)
+        return None
+
+
+def built(dtype: torch.dtype, cache: Path) -> Path:
+    """The file, made now if it does not exist. cache: its folder."""
+    compiler, runtime = find_compiler(os.environ), openmp_of_torch()
+    if compiler is None:
+        raise CannotCompile("there is no C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev)")
+    options = options_for(dtype)
+    facts = [*options, runtime.name, target_of(compiler)]
+    digest = hashlib.sha256(repr(facts).encode())
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    file = cache / f"token-step-{digest.hexdigest()[:16]}.so"
+    make_folder(cache, place=CACHE_DIR_KEY)
+    with exclusive(file.with_suffix(".lock"), CACHE_DIR_KEY):
+        if not file.exists():
+            write_whole(file, compiled(compiler, options, runtime), place=CACHE_DIR_KEY)
+    return file
+
+
+def openmp_of_torch() -> Path:
+    """PyTorch's builds bring libgomp, under its own name or one with a digest."""
+    folders = (TORCH_LIBRARIES, TORCH_LIBRARIES.parent.with_name("torch.libs"))
+    found = sorted(file for folder in folders for file in folder.glob("libgomp*.so*"))
+    if not found:
+        raise CannotCompile("this build of PyTorch has no libgomp")
+    return found[0]
+
+
+def options_for(dtype: torch.dtype) -> tuple[str, ...]:
+    tiles = () if torch.cpu._init_amx() else NO_TILES
+    return (*OPTIONS, *tiles, *((IN_BF16,) if dtype == torch.bfloat16 else ()))
+
+
+def target_of(compiler: str) -> str:
+    """The compiler's version, and the processor as it sees it."""
+    return run([compiler, "--version"]) + run([compiler, "-march=native", "-Q", "--help=target"])
+
+
+def compiled(compiler: str, options: Sequence[str], runtime: Path) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        parts, library = Path(folder) / "token_step.o", Path(folder) / "token_step.so"
+        run([compiler, *options, "-c", "-o", str(parts), str(SOURCES / MAIN)])
+        # Without -fopenmp, which would link the system's libgomp.
+        run([compiler, "-shared", "-o", str(library), str(parts), str(runtime), "-lm"])
+        return library.read_bytes()
+
+
+def run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotCompile(f"'{command[0]}' does not work: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise CannotCompile(f"'{command[0]}' failed: {lines[0] if lines else f'status {done.returncode}'}")
+    return done.stdout
+
+
+def load(file: Path) -> Library:
+    if not is_private(file):
+        raise CannotCompile(f"other users may write {file}; remove it")
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        # A file system that is mounted noexec, as one reason.
+        raise CannotCompile(f"{file} cannot be loaded: {error}") from error
+    library.token_step.argtypes, library.token_step.restype = [ADDRESS], None
+    library.draw.argtypes, library.draw.restype = [ADDRESS, INTEGER, INTEGER, ADDRESS, INTEGER, *[ADDRESS] * 4], None
+    figures: list[int] = []
+    for name in ("step_bytes", "layer_bytes", "room_rows", "draw_room", "draw_block"):
+        figure = getattr(library, name)
+        figure.restype = INTEGER
+        figures.append(figure())
+    step, layer, room_rows, draw_room, draw_block = figures
+    return Library(
+        name=file.stem,
+        token_step=library.token_step,
+        draw=library.draw,
+        structure_bytes=(step, layer),
+        room_rows=room_rows,
+        draw_room=draw_room,
+        draw_block=draw_block,
+    )
+
+
+def is_private(file: Path) -> bool:
+    """Whether only its owner, who is this user or root, can change it."""
+    facts = file.stat()
+    return facts.st_uid in (0, os.geteuid()) and not facts.st_mode & 0o022

@@ -1,0 +1,158 @@
+/* Products of weights with packed activations, and linears with their adapter.
+
+       y = round(W x + b),   then round(y + s B round(A x))
+
+   A weight is [out][in], as PyTorch has it; `out` is a multiple of TILE. It is read once for all blocks of LANES rows,
+   at most MOST_BLOCKS of them. Each sum is over the inputs in their order, so it depends on its own row alone. With
+   AMX, 16 outputs are a tile of the left factor, which is read as it lies; a block of rows is the right one. */
+
+#define TILE 16 /* outputs that are computed at once */
+#define MOST_BLOCKS 4
+#define MOST_OUTS 8 /* that share registers where there are no tiles */
+
+#ifdef IN_BF16
+#define INPUTS 2 /* that `plus` adds at once */
+INLINE lanes plus(lanes sum, const value *weight, const float *x) {
+#ifdef __AVX512BF16__
+  int32_t pair;
+  memcpy(&pair, weight, sizeof pair);
+#if LANES == 16
+  return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh) * (const words *)x);
+#else
+  return (lanes)_mm256_dpbf16_ps((__m256)sum, (__m256bh)_mm256_set1_epi32(pair), (__m256bh) * (const words *)x);
+#endif
+#else
+  words pair = *(const words *)x;
+  return sum + wide(weight[0]) * (lanes)(pair << 16) + wide(weight[1]) * (lanes)(pair & 0xffff0000u);
+#endif
+}
+#else
+#define INPUTS 1
+INLINE lanes plus(lanes sum, const value *weight, const float *x) { return sum + *weight * *(const lanes *)x; }
+#endif
+
+/* x: a block every `apart` floats. sums: [blocks][TILE] lanes. */
+INLINE void some_sums(
+    const value *weight, int64_t in, const float *x, int64_t apart, const int outs, const int blocks, lanes *sums) {
+  lanes sum[MOST_OUTS][MOST_BLOCKS];
+  for (int o = 0; o < outs; o++)
+    for (int b = 0; b < blocks; b++) sum[o][b] = (lanes){0};
+  for (int64_t i = 0; i < in; i += INPUTS)
+    for (int o = 0; o < outs; o++)
+      for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], weight + o * in + i, x + b * apart + packed(i));
+  for (int o = 0; o < outs; o++)
+    for (int b = 0; b < blocks; b++) sums[b * TILE + o] = sum[o][b];
+}
+
+INLINE void sums_of(
+    const value *weight, int64_t in, const float *x, int64_t apart, const int blocks, const int at_once, lanes *sums) {
+  for (int o = 0; o < TILE; o += at_once) some_sums(weight + o * in, in, x, apart, at_once, blocks, sums + o);
+}
+
+#if USES_TILES
+#define TILE_INPUTS 32
+INLINE void tile_sums(const value *weight, int64_t in, const float *x, int64_t apart, const int blocks, lanes *sums) {
+  /* Intrinsics take the number of a tile as a constant. */
+  _tile_zero(0);
+  if (blocks > 1) _tile_zero(1);
+  if (blocks > 2) _tile_zero(2);
+  if (blocks > 3) _tile_zero(3);
+  for (int64_t i = 0; i < in; i += TILE_INPUTS, x += packed(TILE_INPUTS)) {
+    _tile_loadd(4, weight + i, in * sizeof(value));
+    _tile_loadd(5, x, BYTES);
+    _tile_dpbf16ps(0, 4, 5);
+    if (blocks > 1) {
+      _tile_loadd(6, x + apart, BYTES);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    if (blocks > 2) {
+      _tile_loadd(5, x + 2 * apart, BYTES);
+      _tile_dpbf16ps(2, 4, 5);
+    }
+    if (blocks > 3) {
+      _tile_loadd(6, x + 3 * apart, BYTES);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+  }
+  _tile_stored(0, sums, BYTES);
+  if (blocks > 1) _tile_stored(1, sums + TILE, BYTES);
+  if (blocks > 2) _tile_stored(2, sums + 2 * TILE, BYTES);
+  if (blocks > 3) _tile_stored(3, sums + 3 * TILE, BYTES);
+}
+
+static void begin_tiles(void) {
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  } shape = {.palette = 1};
+  for (int i = 0; i < 8; i++) shape.row_bytes[i] = BYTES, shape.rows[i] = TILE;
+  _tile_loadconfig(&shape);
+}
+static void end_tiles(void) { _tile_release(); }
+#else
+static void begin_tiles(void) {}
+static void end_tiles(void) {}
+#endif
+
+/* TILE outputs. */
+static void multiply(const value *weight, int64_t in, const float *x, int64_t apart, int64_t blocks, lanes *sums) {
+#if USES_TILES
+  if (in % TILE_INPUTS == 0) switch (blocks) {
+      case 1: tile_sums(weight, in, x, apart, 1, sums); return;
+      case 2: tile_sums(weight, in, x, apart, 2, sums); return;
+      case 3: tile_sums(weight, in, x, apart, 3, sums); return;
+      default: tile_sums(weight, in, x, apart, 4, sums); return;
+    }
+#endif
+  /* As many sums at once as there are registers for. */
+  switch (blocks) {
+    case 1: sums_of(weight, in, x, apart, 1, MOST_OUTS, sums); return;
+    case 2: sums_of(weight, in, x, apart, 2, 4, sums); return;
+    case 3: sums_of(weight, in, x, apart, 3, 4, sums); return;
+    default: sums_of(weight, in, x, apart, 4, 2, sums); return;
+  }
+}
+
+typedef struct {
+  const value *weight, *bias;    /* [out][in], [out]; no bias: 0 */
+  const value *a, *b;            /* [rank][in], [out][b_in]; no adapter: 0 */
+  int64_t in, out, rank, b_in;   /* rank: a multiple of TILE; b_in: of RANK_STEP. Zeros fill them up. */
+  double scale;
+} Linear;
+#define RANK_STEP 32
+
+/* Activations of some blocks of rows. */
+typedef struct {
+  float *at;
+  int64_t features;
+} Rows;
+INLINE int64_t apart(Rows x) { return x.features * LANES; }
+INLINE float *block_of(Rows x, int64_t block) { return x.at + block * apart(x); }
+INLINE Rows from_feature(Rows x, int64_t k) { return (Rows){x.at + packed(k), x.features}; }
+
+/* Packs round(A x) of several linears, one below the other, into `low`. */
+static void low_rank(
+    const Linear *const *linears, int count, Rows x, Rows low, int64_t blocks, Thread thread) {
+  int64_t tile = 0;
+  for (int j = 0; j < count; j++)
+    for (int64_t t = 0; t < linears[j]->rank / TILE; t++, tile++) {
+      if (tile % thread.all != thread.number) continue;
+      lanes sums[MOST_BLOCKS * TILE];
+      multiply(linears[j]->a + t * TILE * linears[j]->in, linears[j]->in, x.at, apart(x), blocks, sums);
+      for (int64_t b = 0; b < blocks; b++)
+        for (int i = 0; i < TILE; i += 2)
+          pack(block_of(low, b), tile * TILE + i, sums[b * TILE + i], sums[b * TILE + i + 1]);
+    }
+}
+
+/* y: [blocks][TILE], the outputs from number `tile` times TILE on. */
+static void linear(const Linear *l, int64_t tile, Rows x, Rows low, int64_t blocks, lanes *y) {
+  int64_t first = tile * TILE;
+  multiply(l->weight + first * l->in, l->in, x.at, apart(x), blocks, y);
+  for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(l->bias ? y[i] + wide(l->bias[first + i % TILE]) : y[i]);
+  if (!l->b) return;
+  lanes sums[MOST_BLOCKS * TILE];
+  multiply(l->b + first * l->b_in, l->b_in, low.at, apart(low), blocks, sums);
+  for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(y[i] + (float)l->scale * sums[i]);
+}

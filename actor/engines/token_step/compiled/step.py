@@ -1,0 +1,219 @@
+"""The structures of token_step.c, filled from a policy and the keys and values of an order.
+
+Weights and norms are read where they are: in the mapped base, or in the sums with the adapter. A and B are copied for
+each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32 inputs.
+
+It covers what layers.py covers, where the base has dense values on a CPU, and hidden size, inner size and head size are
+multiples of 16, the last at most 128.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from actor.engines.kv_cache import LayerCache
+from actor.engines.token_step.compiled.library import Library
+from actor.engines.token_step.packed import Packable, RowProduct
+from actor.engines.token_step.stacks import Linear, dense_bytes, frozen
+from shared.errors import ModelError
+from shared.model.lora import LoraLinear
+from shared.model.policy import Policy
+from shared.model.sampler import DrawnTokens
+from shared.model.trained_layers import covers, signed
+
+TILE, RANK_STEP = 16, 32
+"""As in products.h."""
+LARGEST_HEAD = 128
+ALIGNMENT = 64
+ADDRESS, INTEGER, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+STACKS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
+"""Of one input."""
+
+
+class LinearFields(ctypes.Structure):
+    """`Linear`."""
+
+    _fields_ = [
+        *((name, ADDRESS) for name in ("weight", "bias", "a", "b")),
+        *((name, INTEGER) for name in ("inputs", "outputs", "rank", "b_inputs")),
+        ("scale", NUMBER),
+    ]
+
+
+class LayerFields(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = [
+        *((name, LinearFields) for name in LINEARS),
+        *((name, ADDRESS) for name in ("norm_in", "norm_mlp", "norm_q", "norm_k")),
+        *((name, ADDRESS) for name in ("prompt_keys", "prompt_values", "keys", "values", "bias")),
+    ]
+
+
+class StepFields(ctypes.Structure):
+    """`Step`."""
+
+    _fields_ = [
+        *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room")),
+        *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "low")),
+        *((name, INTEGER) for name in ("threads", "rows", "width", "columns", "column")),
+        *((name, INTEGER) for name in ("row_floats", "head_floats")),
+        ("eps", NUMBER),
+        ("scaling", NUMBER),
+    ]
+
+
+def is_covered(policy: Policy) -> bool:
+    if policy.device.type != "cpu" or not covers(policy.backbone) or not dense_bytes(policy.adapter):
+        return False
+    config, size = policy.config, policy.backbone.layers[0].self_attn.head_dim
+    fits = not any(width % TILE for width in (config.hidden_size, config.intermediate_size, size))
+    return fits and size <= LARGEST_HEAD
+
+
+class CompiledLayers:
+    """The decoder, for one token of each row."""
+
+    def __init__(self, policy: Policy, library: Library) -> None:
+        """library: of the policy's type."""
+        if library.structure_bytes != (ctypes.sizeof(StepFields), ctypes.sizeof(LayerFields)):
+            raise ModelError(f"{library.name} has other structures than step.py; set actor.token_step to 'torch'.")
+        self.library, self.backbone, self.dtype = library, policy.backbone, policy.dtype
+        self.kept: list[torch.Tensor] = []
+        """Tensors whose addresses the structures have."""
+        self.layers = (LayerFields * len(self.backbone.layers))()
+        self.linears = [linears_of(module) for module in self.backbone.layers]
+        self.factors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """A and B of a linear, by its id."""
+        self.step = StepFields()
+        self.fill(policy)
+
+    def fill(self, policy: Policy) -> None:
+        """All that stays the same from version to version."""
+        first, config, step = self.backbone.layers[0].self_attn, policy.config, self.step
+        for fields, module in zip(self.layers, self.backbone.layers, strict=True):
+            attention = module.self_attn
+            norms = {"norm_in": module.input_layernorm, "norm_mlp": module.post_attention_layernorm}
+            norms |= {"norm_q": getattr(attention, "q_norm", None), "norm_k": getattr(attention, "k_norm", None)}
+            for name, norm in norms.items():
+                setattr(fields, name, norm and self.address(norm.weight))
+        step.layers, step.depth = ctypes.addressof(self.layers), len(self.layers)
+        step.norm, step.eps = self.address(self.backbone.norm.weight), self.backbone.norm.variance_epsilon
+        step.hidden, step.inner = config.hidden_size, config.intermediate_size
+        step.heads, step.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        step.size, step.scaling, step.threads = first.head_dim, first.scaling, torch.get_num_threads()
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Of this tensor in the policy's type, which stays in memory."""
+        self.kept.append(tensor.detach().to(self.dtype).contiguous())
+        return self.kept[-1].data_ptr()
+
+    def prepare(self) -> None:
+        """Take the adapter as it is now."""
+        for fields, linears in zip(self.layers, self.linears, strict=True):
+            for name, linear in linears.items():
+                self.fill_linear(getattr(fields, name), linear)
+        low = max(sum(getattr(layer, name).rank for name in stack) for layer in self.layers for stack in STACKS)
+        if low + TILE != self.step.low:
+            # B has RANK_STEP inputs, and may read as many values behind those of its own A as are in a tile.
+            self.step.low = low + TILE
+            self.room = torch.zeros(self.library.room_rows * self.features())
+            self.step.room = self.room.data_ptr()
+
+    def features(self) -> int:
+        """Activations of a row."""
+        step = self.step
+        heads = 2 * step.heads + 2 * step.kv_heads + 2
+        return 2 * step.hidden + step.inner + step.low + heads * step.size
+
+    def fill_linear(self, fields: LinearFields, linear: Linear) -> None:
+        adapter = linear if isinstance(linear, LoraLinear) else None
+        folded = adapter and adapter.folded
+        weight = frozen(linear).matmul.dense if folded is None else folded
+        if weight is None or weight.dtype != self.dtype or not weight.is_contiguous():
+            raise ModelError("a weight of the base is not dense; set actor.token_step to 'torch'.")
+        fields.weight, (fields.outputs, fields.inputs) = weight.data_ptr(), weight.shape
+        bias = frozen(linear).bias
+        if bias is not None and not fields.bias:
+            fields.bias = self.address(bias)
+        fields.a = fields.b = fields.rank = fields.b_inputs = 0
+        if adapter and folded is None:
+            a, b = self.copied_factors(adapter)
+            fields.a, fields.b, fields.scale = a.data_ptr(), b.data_ptr(), adapter.scale
+            fields.rank, fields.b_inputs = len(a), b.shape[1]
+
+    def copied_factors(self, linear: LoraLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rank', in], [out, rank''] into the memory of the version before."""
+        (rank, inputs), outputs = linear.lora_A.shape, len(linear.lora_B)
+        if id(linear) not in self.factors:
+            a = torch.zeros(rank + -rank % TILE, inputs, dtype=self.dtype)
+            self.factors[id(linear)] = a, torch.zeros(outputs, rank + -rank % RANK_STEP, dtype=self.dtype)
+        a, b = self.factors[id(linear)]
+        a[:rank], b[:, :rank] = linear.lora_A.detach(), linear.lora_B.detach()
+        return a, b
+
+    def row_products(self) -> list[RowProduct]:
+        """None that could be packed."""
+        return []
+
+    def thin_products(self) -> list[Packable]:
+        return []
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[LayerCache]) -> torch.Tensor:
+        """[n], [n] -> [n, H]"""
+        x = self.backbone.embed_tokens(ids)
+        cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
+        # Their memory is read until the call returns.
+        inputs = {"x": x.float(), "cos": cos.float(), "sin": signed(sin).float()}
+        inputs = {name: tensor.contiguous() for name, tensor in inputs.items()}
+        out, step = torch.empty_like(x), self.step
+        for name, tensor in inputs.items():
+            setattr(step, name, tensor.data_ptr())
+        step.rows, step.out = len(ids), out.data_ptr()
+        self.point_at(cached)
+        self.library.token_step(ctypes.addressof(step))
+        return out
+
+    def point_at(self, cached: Sequence[LayerCache]) -> None:
+        """At keys and values."""
+        rows, step = cached[0].rows, self.step
+        step.prompt_of_row = rows.prompt_of_row.data_ptr()
+        step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
+        step.row_floats, step.head_floats, *_ = cached[0].keys.stride()
+        for fields, kept, module in zip(self.layers, cached, self.backbone.layers, strict=True):
+            fields.prompt_keys, fields.prompt_values = kept.prompt_keys.data_ptr(), kept.prompt_values.data_ptr()
+            fields.keys, fields.values = kept.keys.data_ptr(), kept.values.data_ptr()
+            # Read in each call: a check of the loop makes windows narrow.
+            bias = rows.bias(getattr(module.self_attn, "sliding_window", None))
+            fields.bias = None if bias is None else bias.data_ptr()
+
+
+class CompiledDraw:
+    """Draws a token of each row (shared/model/sampler.py has the contract)."""
+
+    def __init__(self, library: Library) -> None:
+        self.library, self.threads = library, torch.get_num_threads()
+
+    def __call__(self, logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
+        """[n, V] fp32, [n] float64"""
+        logits, (rows, size) = logits.contiguous(), logits.shape
+        drawn = DrawnTokens(
+            ids=torch.empty(rows, dtype=torch.int64),
+            logprobs=torch.empty(rows),
+            entropies=torch.empty(rows),
+        )
+        blocks = -(-size // self.library.draw_block)
+        room = torch.empty(self.threads * blocks * self.library.draw_room, dtype=torch.uint8)
+        given = None if uniforms is None else uniforms.contiguous().data_ptr()
+        found = (tensor.data_ptr() for tensor in (drawn.ids, drawn.logprobs, drawn.entropies))
+        self.library.draw(logits.data_ptr(), rows, size, given, self.threads, room.data_ptr(), *found)
+        return drawn
+
+
+def linears_of(module: Any) -> dict[str, Linear]:
+    attention, mlp = module.self_attn, module.mlp
+    found: Iterable[Any] = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    return dict(zip(LINEARS, (*found, mlp.gate_proj, mlp.up_proj, mlp.down_proj), strict=True))

@@ -1,0 +1,267 @@
+/* One token of each row through the decoder, for Llama, Qwen2 and Qwen3 on a CPU.
+
+       q, k, v = rotate(W_qkv norm(x)),   x += W_o attend(q),   x += W_down (silu(W_gate h) W_up h),   h = norm(x)
+
+   The same as layers.py, rounded in the same places; sums are added in another order. There, a model spends most of a
+   token step between its products: in hundreds of small operations, each of which finds the caches full of weights.
+   Here all threads go through all layers together, and share the outputs of each product. step.py has the structures of
+   this file once more, and passes the pointers. */
+
+#include "lanes.h"
+#include "products.h"
+#include "attention.h"
+#include "draw.h"
+
+typedef struct {
+  Linear q, k, v, o, gate, up, down;
+  const value *norm_in, *norm_mlp, *norm_q, *norm_k; /* no norm of q and k: 0 */
+  const float *prompt_keys, *prompt_values;          /* [P][kv_heads][width][size] */
+  float *keys, *values;                              /* [n][kv_heads][room][size], a row and a head every so many floats */
+  const float *bias;                                 /* [n][width + columns] of the scores; none: 0 */
+} Layer;
+
+typedef struct {
+  const Layer *layers;
+  const value *norm;
+  const int64_t *prompt_of_row;
+  const float *x, *cos, *sin; /* [n][hidden], [n][size] */
+  value *out;                 /* [n][hidden] */
+  float *room;                /* for the activations of MOST_BLOCKS blocks */
+  int64_t depth, hidden, inner, heads, kv_heads, size, low; /* low: see step.py */
+  int64_t threads, rows;
+  int64_t width, columns, column; /* of prompts; of completions so far, and the one of this token */
+  int64_t row_floats, head_floats;
+  double eps, scaling;
+} Step;
+
+/* The activations of a pass. */
+typedef struct {
+  Rows x, h, low, q, k, v, mixed, inner, cos, sin;
+  int64_t first, rows, blocks;
+} Pass;
+
+/* [n][features] -> lanes; what is left over in the last block is 0. */
+static void spread(const float *from, Rows to, const Pass *pass, Thread thread) {
+  PART(to.features, first, last);
+  for (int64_t b = 0; b < pass->blocks; b++)
+    for (int64_t i = first; i < last; i++)
+      for (int64_t lane = 0; lane < LANES; lane++) {
+        int64_t row = b * LANES + lane;
+        block_of(to, b)[i * LANES + lane] = row < pass->rows ? from[(pass->first + row) * to.features + i] : 0.0f;
+      }
+}
+
+static lanes inverse_length(const float *x, int64_t count, double eps) {
+  lanes sum = {0};
+  for (int64_t i = 0; i < count; i++) sum += load(x + i * LANES) * load(x + i * LANES);
+  sum = sum / (float)count + (float)eps;
+  for (int i = 0; i < LANES; i++) sum[i] = 1.0f / sqrtf(sum[i]);
+  return sum;
+}
+INLINE lanes normed(const float *x, int64_t i, lanes inverse, const value *weight) {
+  return rounded(rounded(load(x + i * LANES) * inverse) * wide(weight[i]));
+}
+
+static void norm(const Step *s, const Pass *pass, const value *weight, Thread thread) {
+  PART(s->hidden / 2, first, last);
+  for (int64_t b = 0; b < pass->blocks; b++) {
+    const float *x = block_of(pass->x, b);
+    lanes inverse = inverse_length(x, s->hidden, s->eps);
+    for (int64_t i = 2 * first; i < 2 * last; i += 2)
+      pack(block_of(pass->h, b), i, normed(x, i, inverse, weight), normed(x, i + 1, inverse, weight));
+  }
+}
+
+/* With the norms of Qwen3. */
+static void rotate_head(float *x, const float *cos, const float *sin, const value *weight, const Step *s) {
+  int64_t half = s->size / 2;
+  if (weight) {
+    lanes inverse = inverse_length(x, s->size, s->eps);
+    for (int64_t i = 0; i < s->size; i++) store(x + i * LANES, normed(x, i, inverse, weight));
+  }
+  for (int64_t i = 0; i < half; i++) {
+    float *low = x + i * LANES, *high = low + half * LANES;
+    int64_t at = i * LANES, far = at + half * LANES;
+    lanes a = load(low), b = load(high);
+    /* The sine of the first half is negative (rotated in layers.py). */
+    store(low, rounded(rounded(a * load(cos + at)) + rounded(b * load(sin + at))));
+    store(high, rounded(rounded(b * load(cos + far)) + rounded(a * load(sin + far))));
+  }
+}
+
+static void rotate(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
+  int64_t heads = s->heads + s->kv_heads, head_floats = s->size * LANES;
+  for (int64_t i = thread.number; i < heads * pass->blocks; i += thread.all) {
+    int64_t b = i / heads, head = i % heads, is_query = head < s->heads;
+    float *x = is_query ? block_of(pass->q, b) + head * head_floats
+                        : block_of(pass->k, b) + (head - s->heads) * head_floats;
+    rotate_head(x, block_of(pass->cos, b), block_of(pass->sin, b), is_query ? l->norm_q : l->norm_k, s);
+  }
+}
+
+static void project(const Layer *l, const Pass *pass, Thread thread) {
+  const Linear *linears[3] = {&l->q, &l->k, &l->v};
+  Rows outs[3] = {pass->q, pass->k, pass->v}, low = pass->low;
+  for (int j = 0; j < 3; j++) {
+    PART(linears[j]->out / TILE, first, last);
+    for (int64_t t = first; t < last; t++) {
+      lanes y[MOST_BLOCKS * TILE];
+      linear(linears[j], t, pass->h, low, pass->blocks, y);
+      for (int64_t b = 0; b < pass->blocks; b++)
+        memcpy(block_of(outs[j], b) + t * TILE * LANES, y + b * TILE, TILE * BYTES);
+    }
+    low = from_feature(low, linears[j]->rank);
+  }
+}
+
+/* Keeps the row's key and value of this token, and attends with all queries that share them. */
+INLINE void attend_row(const Step *s, const Layer *l, const Pass *pass, int64_t row, int64_t head, const int parts) {
+  int64_t block = row / LANES, lane = row % LANES, size = parts * LANES, seen = s->width + s->columns;
+  int64_t own = (pass->first + row) * s->row_floats + head * s->head_floats;
+  int64_t of_prompt = (s->prompt_of_row[pass->first + row] * s->kv_heads + head) * s->width * size;
+  const float *bias = l->bias ? l->bias + (pass->first + row) * seen : 0;
+  float *keys = l->keys + own, *values = l->values + own, query[size], scores[seen + 2 * LANES];
+  for (int64_t i = 0; i < size; i++) {
+    keys[s->column * size + i] = block_of(pass->k, block)[(head * size + i) * LANES + lane];
+    values[s->column * size + i] = block_of(pass->v, block)[(head * size + i) * LANES + lane];
+  }
+  int64_t queries = s->heads / s->kv_heads;
+  for (int64_t q = head * queries; q < (head + 1) * queries; q++) {
+    for (int64_t i = 0; i < size; i++) query[i] = block_of(pass->q, block)[(q * size + i) * LANES + lane];
+    score(l->prompt_keys + of_prompt, s->width, query, parts, scores);
+    score(keys, s->columns, query, parts, scores + s->width);
+    softmax(scores, seen, s->scaling, bias);
+    lanes mixed[MOST_PARTS];
+    for (int p = 0; p < parts; p++) mixed[p] = (lanes){0};
+    mix(l->prompt_values + of_prompt, s->width, scores, parts, mixed);
+    mix(values, s->columns, scores + s->width, parts, mixed);
+    for (int64_t i = 0; i < size; i++)
+      pack_one(block_of(pass->mixed, block), q * size + i, lane, mixed[i / LANES][i % LANES]);
+  }
+}
+
+static void attend(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
+  PART(pass->rows * s->kv_heads, first, last);
+  for (int64_t i = first; i < last; i++) {
+    int64_t row = i % pass->rows, head = i / pass->rows;
+    /* The usual sizes as constants. */
+    switch (s->size) {
+      case 64: attend_row(s, l, pass, row, head, 64 / LANES); break;
+      case 128: attend_row(s, l, pass, row, head, 128 / LANES); break;
+      default: attend_row(s, l, pass, row, head, s->size / LANES); break;
+    }
+  }
+}
+
+/* x += y */
+static void add_output(const Step *s, const Linear *l, Rows in, const Pass *pass, Thread thread) {
+  PART(s->hidden / TILE, first, last);
+  for (int64_t t = first; t < last; t++) {
+    lanes y[MOST_BLOCKS * TILE];
+    linear(l, t, in, pass->low, pass->blocks, y);
+    for (int64_t b = 0; b < pass->blocks; b++)
+      for (int i = 0; i < TILE; i++) {
+        float *x = block_of(pass->x, b) + (t * TILE + i) * LANES;
+        store(x, rounded(load(x) + y[b * TILE + i]));
+      }
+  }
+}
+
+static void gate_up(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
+  PART(s->inner / TILE, first, last);
+  for (int64_t t = first; t < last; t++) {
+    lanes gate[MOST_BLOCKS * TILE], up[MOST_BLOCKS * TILE];
+    linear(&l->gate, t, pass->h, pass->low, pass->blocks, gate);
+    linear(&l->up, t, pass->h, from_feature(pass->low, l->gate.rank), pass->blocks, up);
+    for (int64_t i = 0; i < pass->blocks * TILE; i++)
+      gate[i] = rounded(rounded(gate[i] / (1.0f + power(-gate[i]))) * up[i]);
+    for (int64_t b = 0; b < pass->blocks; b++)
+      for (int i = 0; i < TILE; i += 2)
+        pack(block_of(pass->inner, b), t * TILE + i, gate[b * TILE + i], gate[b * TILE + i + 1]);
+  }
+}
+
+static void layer(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
+  const Linear *qkv[] = {&l->q, &l->k, &l->v}, *o[] = {&l->o}, *gate_and_up[] = {&l->gate, &l->up}, *down[] = {&l->down};
+  norm(s, pass, l->norm_in, thread);
+  WAIT_FOR_ALL
+  low_rank(qkv, 3, pass->h, pass->low, pass->blocks, thread);
+  WAIT_FOR_ALL
+  project(l, pass, thread);
+  WAIT_FOR_ALL
+  rotate(s, l, pass, thread);
+  WAIT_FOR_ALL
+  attend(s, l, pass, thread);
+  WAIT_FOR_ALL
+  low_rank(o, 1, pass->mixed, pass->low, pass->blocks, thread);
+  WAIT_FOR_ALL
+  add_output(s, &l->o, pass->mixed, pass, thread);
+  WAIT_FOR_ALL
+  norm(s, pass, l->norm_mlp, thread);
+  WAIT_FOR_ALL
+  low_rank(gate_and_up, 2, pass->h, pass->low, pass->blocks, thread);
+  WAIT_FOR_ALL
+  gate_up(s, l, pass, thread);
+  WAIT_FOR_ALL
+  low_rank(down, 1, pass->inner, pass->low, pass->blocks, thread);
+  WAIT_FOR_ALL
+  add_output(s, &l->down, pass->inner, pass, thread);
+  WAIT_FOR_ALL
+}
+
+static void write_out(const Step *s, const Pass *pass, Thread thread) {
+  PART(s->hidden, first, last);
+  for (int64_t b = 0; b < pass->blocks; b++) {
+    const float *x = block_of(pass->x, b);
+    lanes inverse = inverse_length(x, s->hidden, s->eps);
+    for (int64_t i = first; i < last; i++) {
+      lanes y = normed(x, i, inverse, s->norm);
+      for (int64_t lane = 0; lane < least(LANES, pass->rows - b * LANES); lane++)
+        s->out[(pass->first + b * LANES + lane) * s->hidden + i] = narrow(y[lane]);
+    }
+  }
+}
+
+INLINE Rows take(float **room, int64_t features, int64_t blocks) {
+  Rows found = {*room, features};
+  *room += features * LANES * blocks;
+  return found;
+}
+
+static Pass pass_from(const Step *s, int64_t first) {
+  int64_t rows = least(MOST_BLOCKS * LANES, s->rows - first), blocks = (rows + LANES - 1) / LANES;
+  int64_t q = s->heads * s->size, k = s->kv_heads * s->size;
+  float *room = s->room;
+  return (Pass){
+      .x = take(&room, s->hidden, blocks), .h = take(&room, s->hidden, blocks), .low = take(&room, s->low, blocks),
+      .q = take(&room, q, blocks), .k = take(&room, k, blocks), .v = take(&room, k, blocks),
+      .mixed = take(&room, q, blocks), .inner = take(&room, s->inner, blocks),
+      .cos = take(&room, s->size, blocks), .sin = take(&room, s->size, blocks),
+      .first = first, .rows = rows, .blocks = blocks};
+}
+
+void token_step(const Step *s) {
+#pragma omp parallel num_threads(s->threads)
+  {
+    Thread thread = {omp_get_thread_num(), omp_get_num_threads()};
+    begin_tiles();
+    for (int64_t first = 0; first < s->rows; first += MOST_BLOCKS * LANES) {
+      Pass pass = pass_from(s, first);
+      spread(s->x, pass.x, &pass, thread);
+      spread(s->cos, pass.cos, &pass, thread);
+      spread(s->sin, pass.sin, &pass, thread);
+      WAIT_FOR_ALL
+      for (int64_t i = 0; i < s->depth; i++) layer(s, s->layers + i, &pass, thread);
+      write_out(s, &pass, thread);
+      WAIT_FOR_ALL
+    }
+    end_tiles();
+  }
+}
+
+/* What the caller must know: the sizes of the structures, and the rows for which there must be room. */
+int64_t step_bytes(void) { return sizeof(Step); }
+int64_t layer_bytes(void) { return sizeof(Layer); }
+int64_t room_rows(void) { return MOST_BLOCKS * LANES; }
+int64_t draw_room(void) { return sizeof(BlockSums); }
+int64_t draw_block(void) { return BLOCK; }

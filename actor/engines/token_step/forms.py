@@ -1,0 +1,65 @@
+"""What a token step of `hf` on a CPU computes with, as the run has settled it: codes, the head in 8 bits, compiled code.
+
+Where this machine cannot do what was settled on another one, the dense values and PyTorch's operations serve, and the
+log says so. The numbers then differ in rounding.
+"""
+
+import logging
+
+import torch
+
+from actor.engines.token_step.coded import Codes, reads_codes
+from actor.engines.token_step.compiled.library import Library, library_for
+from actor.engines.token_step.compiled.step import is_covered
+from actor.engines.token_step.eight_bit import REMEDY, EightBitHead, eight_bit_head, multiplies_eight_bits
+from actor.engines.token_step.stacks import dense_bytes
+from shared.base.cache import CachedBase
+from shared.base.interleaved import interleaved_base
+from shared.config.model import cache_root
+from shared.config.tree import Config
+from shared.errors import ModelError
+from shared.model.nf4 import WEIGHTS
+from shared.model.policy import Policy
+from shared.model.trained_layers import covers
+from shared.tensor_file import map_file
+
+log = logging.getLogger("actor")
+
+
+def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
+    """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
+    if config.actor.weights != "nf4" or not uses_own_layers(policy):
+        return None
+    if policy.dtype != torch.bfloat16 or not reads_codes():
+        log.warning("actor.weights is 'nf4', which takes bf16 and a processor with AVX512-BF16: it reads dense weights")
+        return None
+    log.info("a token step of few rows reads the NF4 codes")
+    return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
+
+
+def uses_own_layers(policy: Policy) -> bool:
+    """Whether it is decoded by actor/engines/token_step/layers.py from dense values on a CPU."""
+    return policy.device.type == "cpu" and dense_bytes(policy.adapter) > 0 and covers(policy.backbone)
+
+
+def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> EightBitHead | None:
+    """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
+    if config.actor.head != "int8" or not uses_own_layers(policy):
+        return None
+    if policy.dtype != torch.bfloat16 or not multiplies_eight_bits():
+        log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")
+        return None
+    found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
+    if not found.matches(policy.head):
+        raise ModelError(
+            f"The head of this model is not the one that its weight file in {base.folder} names; {REMEDY}."
+        )
+    log.info("logits come from the head in 8 bits")
+    return found
+
+
+def compiled_for(config: Config, policy: Policy) -> Library | None:
+    """The token step in C; None where PyTorch's operations compute it."""
+    if config.actor.token_step != "compiled" or not is_covered(policy):
+        return None
+    return library_for(policy.dtype, cache_root(config.model))
