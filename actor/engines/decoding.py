@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from actor.engines.engine import Completion, EndedCompletion
-from actor.engines.kv_cache import COPIED_BYTES, KVCache
+from actor.engines.kv_cache import KVCache
 from actor.engines.prompts import PromptPass
 from actor.engines.turns import Turns
 from protocol.messages import Finish, GroupOrder, Sampling
@@ -33,16 +33,16 @@ class Decoding:
         draw: Draw,
         turns: Turns | None = None,
         *,
-        copied_bytes: int = COPIED_BYTES,
+        compiled: bool = False,
     ) -> None:
-        """turns: of conversations, whose keys and values are kept. copied_bytes: as in KVCache."""
+        """turns: of conversations, whose keys and values are kept. compiled: as in KVCache."""
         self.turns = turns
         self.groups, self.cap, self.device, self.draw = groups, sampling.max_new_tokens, device, draw
         self.completions = [(group, index) for group, order in enumerate(groups) for index in range(len(order.seeds))]
         self.group_of = torch.tensor([group for group, _ in self.completions], device=device)
         self.prompt_lengths = torch.tensor([len(group.prompt_ids) for group in groups], device=device)
         rows = min(width, len(self.completions))
-        self.cache = KVCache(rows, self.cap, int(self.prompt_lengths.max()), device, copied_bytes)
+        self.cache = KVCache(rows, self.cap, int(self.prompt_lengths.max()), device, compiled=compiled)
         self.uniforms = self.draw_uniforms() if sampling.temperature > 0 else None
         self.ids = torch.zeros((len(self.completions), self.cap), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(self.ids.shape, device=device)

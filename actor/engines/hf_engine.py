@@ -28,7 +28,6 @@ from transformers import DynamicCache
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
-from actor.engines.kv_cache import COPIED_BYTES
 from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
@@ -248,9 +247,8 @@ class HFEngine:
 
     def decode(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, told: Progress) -> None:
         """In shapes that follow the tokens."""
-        # What is compiled reads a prompt where it is.
-        copied = 0 if self.compiled else COPIED_BYTES
-        decoding = Decoding(groups, sampling, width, self.policy.device, self.draw, self.turns, copied_bytes=copied)
+        device, compiled = self.policy.device, self.compiled is not None
+        decoding = Decoding(groups, sampling, width, device, self.draw, self.turns, compiled=compiled)
         self.load_prompts(decoding)
         return_freed_memory(KEPT_WHILE_DECODING)
         hidden = decoding.last_hidden[decoding.prompt_of_row]

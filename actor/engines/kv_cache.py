@@ -154,21 +154,31 @@ class KVCache:
     is_compileable = False
 
     def __init__(
-        self, most: int, room: int, width: int, device: torch.device, copied_bytes: int = COPIED_BYTES
+        self,
+        most: int,
+        room: int,
+        width: int,
+        device: torch.device,
+        copied_bytes: int = COPIED_BYTES,
+        *,
+        compiled: bool = False,
     ) -> None:
-        """copied_bytes: the most that copies of prompts may take in a layer."""
-        self.most, self.copied_bytes = most, copied_bytes if device.type == "cpu" else 0
+        """copied_bytes: the most that copies of prompts may take in a layer. compiled: whether the token step in C reads
+        it, which takes values in the type of the model, and prompts where they are."""
+        self.most, self.copied_bytes = most, copied_bytes if device.type == "cpu" and not compiled else 0
+        self.widens = device.type == "cpu" and not compiled
         self.rows = Rows(room, width, device)
         self.layers: list[LayerCache] = []
 
     def add_prompts(self, prompts: PromptPass) -> None:
         """Behind those in memory."""
         self.rows.visible = torch.cat([self.rows.visible, prompts.visible])
-        for layer, (keys, values) in enumerate(prompts.layers):
+        for layer, pair in enumerate(prompts.layers):
+            keys, values = (widened(kept) for kept in pair) if self.widens else pair
             if layer == len(self.layers):
-                self.layers.append(self.new_layer(widened(keys), widened(values)))
+                self.layers.append(self.new_layer(keys, values))
             else:
-                self.layers[layer].add_prompts(widened(keys), widened(values))
+                self.layers[layer].add_prompts(keys, values)
 
     def new_layer(self, keys: torch.Tensor, values: torch.Tensor) -> "LayerCache":
         """[P, heads, width, D]"""
@@ -318,9 +328,9 @@ class LayerCache:
 
 
 def widened(cached: torch.Tensor) -> torch.Tensor:
-    """In fp32 on a CPU. It has no product of bf16 factors with an fp32 result, and a bf16 product of so few rows takes
-    twice as long; one of a new shape, as in each step, ten times."""
-    return cached.float() if cached.is_cpu else cached
+    """In fp32. PyTorch has no product of bf16 factors with an fp32 result on a CPU, and a bf16 product of so few rows
+    takes twice as long; one of a new shape, as in each step, ten times."""
+    return cached.float()
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:

@@ -1,36 +1,55 @@
-/* Attention of one query head of one row to the tokens so far: those of its prompt, which other rows share, then its own.
+/* Attention of the queries of one row that share a key's head to the tokens so far: those of its prompt, which other rows share, then its own.
 
        scores = scale (q . k) + bias      weights = round(softmax(scores))      mixed = round(sum of weights v)
 
-   Keys and values are in fp32, whatever the weights are (actor/engines/kv_cache.py). */
+   Sums are in fp32. */
 
 #define MOST_PARTS 16 /* vectors of a key */
 
-/* columns: of one head, `parts` vectors each. scores: room for LANES more than there are columns. */
-INLINE void score(const float *keys, int64_t columns, const float *query, const int parts, float *scores) {
-  lanes q[MOST_PARTS];
-  for (int p = 0; p < parts; p++) q[p] = load(query + p * LANES);
+/* Some columns of a head, `parts` vectors each, in fp32. All queries that share them use them from the cache. */
+typedef lanes Columns[LANES * MOST_PARTS];
+INLINE int widen(const value *from, int64_t first, int64_t columns, const int parts, Columns to) {
+  int count = least(LANES, columns - first);
+  for (int c = 0; c < count; c++)
+    for (int p = 0; p < parts; p++) to[c * parts + p] = load_values(from + ((first + c) * parts + p) * LANES);
+  return count;
+}
+
+/* query: [queries][parts]. scores: [queries], one every `room` floats; there is room for LANES more than columns. */
+INLINE void score(
+    const value *keys, int64_t columns, const lanes *query, int64_t queries, const int parts, float *scores,
+    int64_t room) {
+  Columns key;
   for (int64_t first = 0; first < columns; first += LANES) {
-    lanes sums[LANES];
-    for (int c = 0; c < LANES; c++) {
-      const float *key = keys + least(first + c, columns - 1) * parts * LANES;
-      sums[c] = (lanes){0};
-      for (int p = 0; p < parts; p++) sums[c] += q[p] * load(key + p * LANES);
+    widen(keys, first, columns, parts, key);
+    for (int64_t q = 0; q < queries; q++) {
+      lanes sums[LANES];
+      /* Those behind the last column are of an earlier one, or of nothing; they are written over. */
+      for (int c = 0; c < LANES; c++) {
+        sums[c] = (lanes){0};
+        for (int p = 0; p < parts; p++) sums[c] += query[q * parts + p] * key[c * parts + p];
+      }
+      store(scores + q * room + first, totals(sums));
     }
-    store(scores + first, totals(sums));
   }
 }
 
-/* Adds to `found`. Even and odd columns have sums of their own, so that additions need not wait for each other. */
-INLINE void mix(const float *values, int64_t columns, const float *weights, const int parts, lanes *found) {
-  lanes sum[2][MOST_PARTS];
-  for (int p = 0; p < parts; p++) sum[0][p] = found[p], sum[1][p] = (lanes){0};
-  for (int64_t c = 0; c + 2 <= columns; c += 2)
-    for (int i = 0; i < 2; i++)
-      for (int p = 0; p < parts; p++) sum[i][p] += weights[c + i] * load(values + ((c + i) * parts + p) * LANES);
-  if (columns % 2)
-    for (int p = 0; p < parts; p++) sum[0][p] += weights[columns - 1] * load(values + ((columns - 1) * parts + p) * LANES);
-  for (int p = 0; p < parts; p++) found[p] = sum[0][p] + sum[1][p];
+/* Adds to found: [queries][parts]. */
+INLINE void mix(
+    const value *values, int64_t columns, const float *weights, int64_t room, int64_t queries, const int parts,
+    lanes *found) {
+  Columns one;
+  for (int64_t first = 0; first < columns; first += LANES) {
+    int count = widen(values, first, columns, parts, one);
+    for (int64_t q = 0; q < queries; q++) {
+      const float *weight = weights + q * room + first;
+      lanes sum[MOST_PARTS];
+      for (int p = 0; p < parts; p++) sum[p] = found[q * parts + p];
+      for (int c = 0; c < count; c++)
+        for (int p = 0; p < parts; p++) sum[p] += weight[c] * one[c * parts + p];
+      for (int p = 0; p < parts; p++) found[q * parts + p] = sum[p];
+    }
+  }
 }
 
 /* In place, over `columns` of them; those behind, up to a whole vector, become 0. */

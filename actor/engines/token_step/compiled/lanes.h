@@ -55,6 +55,19 @@ INLINE words rounded_bits(lanes x) {
   return (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
 }
 INLINE lanes rounded(lanes x) { return (lanes)rounded_bits(x); }
+typedef uint16_t narrow_lanes __attribute__((vector_size(2 * LANES), aligned(2)));
+INLINE lanes load_values(const value *from) {
+#ifdef __x86_64__ /* GCC 12 takes six instructions for __builtin_convertvector. */
+#if LANES == 16
+  words bits = (words)_mm512_cvtepu16_epi32((__m256i) * (const narrow_lanes *)from);
+#else
+  words bits = (words)_mm256_cvtepu16_epi32((__m128i) * (const narrow_lanes *)from);
+#endif
+#else
+  words bits = __builtin_convertvector(*(const narrow_lanes *)from, words);
+#endif
+  return (lanes)(bits << 16);
+}
 INLINE value narrow(float x) {
   union { float number; uint32_t bits; } both = {x};
   return (both.bits + 0x7fff + ((both.bits >> 16) & 1)) >> 16;
@@ -64,19 +77,20 @@ INLINE int64_t packed(int64_t k) { return k / 2 * LANES; }
 INLINE void pack(float *to, int64_t k, lanes even, lanes odd) {
   *(words *)(to + packed(k)) = (rounded_bits(even) >> 16) | rounded_bits(odd);
 }
-INLINE void pack_one(float *to, int64_t k, int64_t lane, float x) {
-  ((value *)to)[(k / 2 * LANES + lane) * 2 + k % 2] = narrow(x);
+INLINE value *packed_place(float *to, int64_t k, int64_t lane) {
+  return (value *)to + (k / 2 * LANES + lane) * 2 + k % 2;
 }
 #else
 INLINE float wide(value v) { return v; }
 INLINE lanes rounded(lanes x) { return x; }
+INLINE lanes load_values(const value *from) { return load(from); }
 INLINE value narrow(float x) { return x; }
 INLINE int64_t packed(int64_t k) { return k * LANES; }
 INLINE void pack(float *to, int64_t k, lanes even, lanes odd) {
   *(lanes *)(to + packed(k)) = even;
   *(lanes *)(to + packed(k + 1)) = odd;
 }
-INLINE void pack_one(float *to, int64_t k, int64_t lane, float x) { to[packed(k) + lane] = x; }
+INLINE value *packed_place(float *to, int64_t k, int64_t lane) { return to + packed(k) + lane; }
 #endif
 
 /* e^x within two units in the last place; 0 below -87, where floats end. */
@@ -95,22 +109,25 @@ INLINE lanes power(lanes x) {
   return chosen(vanishes, zero, found);
 }
 
-/* Sum i is that of all lanes of x[i], which is overwritten. */
+/* Halves the number of vectors: lane j of x[i] then has a part of the sum of the vector whose number begins with i. */
+#define HALVE(half, ...)                                             \
+  for (int i = 0; i < half; i++) {                                   \
+    static const integers near = {__VA_ARGS__};                      \
+    lanes a = x[i], b = x[i + half];                                 \
+    x[i] = __builtin_shuffle(a, b, near) + __builtin_shuffle(a, b, near + half); \
+  }
+/* Lane i is the sum of all lanes of x[i], which is overwritten. */
 INLINE lanes totals(lanes *x) {
 #if LANES == 16
-  static const integers near[4] = {
-      {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-      {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-      {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-      {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}};
+  HALVE(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+  HALVE(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+  HALVE(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+  HALVE(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
 #else
-  static const integers near[3] = {{0, 1, 2, 3, 8, 9, 10, 11}, {0, 1, 8, 9, 4, 5, 12, 13}, {0, 8, 2, 10, 4, 12, 6, 14}};
+  HALVE(4, 0, 1, 2, 3, 8, 9, 10, 11)
+  HALVE(2, 0, 1, 8, 9, 4, 5, 12, 13)
+  HALVE(1, 0, 8, 2, 10, 4, 12, 6, 14)
 #endif
-  for (int level = 0, half = LANES / 2; half; level++, half /= 2)
-    for (int i = 0; i < half; i++) {
-      lanes a = x[i], b = x[i + half];
-      x[i] = __builtin_shuffle(a, b, near[level]) + __builtin_shuffle(a, b, near[level] + half);
-    }
   return x[0];
 }
 

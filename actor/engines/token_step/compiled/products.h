@@ -8,6 +8,7 @@
 
 #define TILE 16 /* outputs that are computed at once */
 #define MOST_BLOCKS 4
+#define LINE TILE /* inputs between two looks ahead; `in` is a multiple of it */
 #define MOST_OUTS 8 /* that share registers where there are no tiles */
 
 #ifdef IN_BF16
@@ -37,9 +38,13 @@ INLINE void some_sums(
   lanes sum[MOST_OUTS][MOST_BLOCKS];
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sum[o][b] = (lanes){0};
-  for (int64_t i = 0; i < in; i += INPUTS)
-    for (int o = 0; o < outs; o++)
-      for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], weight + o * in + i, x + b * apart + packed(i));
+  for (int64_t line = 0; line < in; line += LINE) {
+    /* Processors foresee few of so many rows of a weight. */
+    for (int o = 0; o < outs; o++) __builtin_prefetch(weight + (outs + o) * in + line, 0, 2);
+    for (int64_t i = line; i < line + LINE; i += INPUTS)
+      for (int o = 0; o < outs; o++)
+        for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], weight + o * in + i, x + b * apart + packed(i));
+  }
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sums[b * TILE + o] = sum[o][b];
 }
@@ -58,6 +63,7 @@ INLINE void tile_sums(const value *weight, int64_t in, const float *x, int64_t a
   if (blocks > 2) _tile_zero(2);
   if (blocks > 3) _tile_zero(3);
   for (int64_t i = 0; i < in; i += TILE_INPUTS, x += packed(TILE_INPUTS)) {
+    for (int o = 0; o < TILE; o++) __builtin_prefetch(weight + (TILE + o) * in + i, 0, 2);
     _tile_loadd(4, weight + i, in * sizeof(value));
     _tile_loadd(5, x, BYTES);
     _tile_dpbf16ps(0, 4, 5);

@@ -60,7 +60,7 @@ class StepFields(ctypes.Structure):
         *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room")),
         *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "low")),
         *((name, INTEGER) for name in ("threads", "rows", "width", "columns", "column")),
-        *((name, INTEGER) for name in ("row_floats", "head_floats")),
+        *((name, INTEGER) for name in ("row_apart", "head_apart")),
         ("eps", NUMBER),
         ("scaling", NUMBER),
     ]
@@ -182,7 +182,7 @@ class CompiledLayers:
         rows, step = cached[0].rows, self.step
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
-        step.row_floats, step.head_floats, *_ = cached[0].keys.stride()
+        step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
         for fields, kept, module in zip(self.layers, cached, self.backbone.layers, strict=True):
             fields.prompt_keys, fields.prompt_values = kept.prompt_keys.data_ptr(), kept.prompt_values.data_ptr()
             fields.keys, fields.values = kept.keys.data_ptr(), kept.values.data_ptr()

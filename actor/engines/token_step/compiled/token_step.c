@@ -15,8 +15,8 @@
 typedef struct {
   Linear q, k, v, o, gate, up, down;
   const value *norm_in, *norm_mlp, *norm_q, *norm_k; /* no norm of q and k: 0 */
-  const float *prompt_keys, *prompt_values;          /* [P][kv_heads][width][size] */
-  float *keys, *values;                              /* [n][kv_heads][room][size], a row and a head every so many floats */
+  const value *prompt_keys, *prompt_values;          /* [P][kv_heads][width][size] */
+  value *keys, *values;                              /* [n][kv_heads][room][size] */
   const float *bias;                                 /* [n][width + columns] of the scores; none: 0 */
 } Layer;
 
@@ -30,7 +30,7 @@ typedef struct {
   int64_t depth, hidden, inner, heads, kv_heads, size, low; /* low: see step.py */
   int64_t threads, rows;
   int64_t width, columns, column; /* of prompts; of completions so far, and the one of this token */
-  int64_t row_floats, head_floats;
+  int64_t row_apart, head_apart; /* keys and values of a row, and of a head, from the next one's */
   double eps, scaling;
 } Step;
 
@@ -117,27 +117,27 @@ static void project(const Layer *l, const Pass *pass, Thread thread) {
 /* Keeps the row's key and value of this token, and attends with all queries that share them. */
 INLINE void attend_row(const Step *s, const Layer *l, const Pass *pass, int64_t row, int64_t head, const int parts) {
   int64_t block = row / LANES, lane = row % LANES, size = parts * LANES, seen = s->width + s->columns;
-  int64_t own = (pass->first + row) * s->row_floats + head * s->head_floats;
+  int64_t own = (pass->first + row) * s->row_apart + head * s->head_apart;
   int64_t of_prompt = (s->prompt_of_row[pass->first + row] * s->kv_heads + head) * s->width * size;
   const float *bias = l->bias ? l->bias + (pass->first + row) * seen : 0;
-  float *keys = l->keys + own, *values = l->values + own, query[size], scores[seen + 2 * LANES];
+  value *keys = l->keys + own, *values = l->values + own;
   for (int64_t i = 0; i < size; i++) {
-    keys[s->column * size + i] = block_of(pass->k, block)[(head * size + i) * LANES + lane];
-    values[s->column * size + i] = block_of(pass->v, block)[(head * size + i) * LANES + lane];
+    keys[s->column * size + i] = narrow(block_of(pass->k, block)[(head * size + i) * LANES + lane]);
+    values[s->column * size + i] = narrow(block_of(pass->v, block)[(head * size + i) * LANES + lane]);
   }
-  int64_t queries = s->heads / s->kv_heads;
-  for (int64_t q = head * queries; q < (head + 1) * queries; q++) {
-    for (int64_t i = 0; i < size; i++) query[i] = block_of(pass->q, block)[(q * size + i) * LANES + lane];
-    score(l->prompt_keys + of_prompt, s->width, query, parts, scores);
-    score(keys, s->columns, query, parts, scores + s->width);
-    softmax(scores, seen, s->scaling, bias);
-    lanes mixed[MOST_PARTS];
-    for (int p = 0; p < parts; p++) mixed[p] = (lanes){0};
-    mix(l->prompt_values + of_prompt, s->width, scores, parts, mixed);
-    mix(values, s->columns, scores + s->width, parts, mixed);
-    for (int64_t i = 0; i < size; i++)
-      pack_one(block_of(pass->mixed, block), q * size + i, lane, mixed[i / LANES][i % LANES]);
-  }
+  int64_t queries = s->heads / s->kv_heads, first = head * queries * size, room = (seen / LANES + 2) * LANES;
+  lanes query[queries * parts], mixed[queries * parts];
+  float scores[queries * room], *flat = (float *)query;
+  for (int64_t i = 0; i < queries * size; i++) flat[i] = block_of(pass->q, block)[(first + i) * LANES + lane];
+  score(l->prompt_keys + of_prompt, s->width, query, queries, parts, scores, room);
+  score(keys, s->columns, query, queries, parts, scores + s->width, room);
+  for (int64_t q = 0; q < queries; q++) softmax(scores + q * room, seen, s->scaling, bias);
+  memset(mixed, 0, sizeof mixed);
+  mix(l->prompt_values + of_prompt, s->width, scores, room, queries, parts, mixed);
+  mix(values, s->columns, scores + s->width, room, queries, parts, mixed);
+  flat = (float *)mixed;
+  for (int64_t i = 0; i < queries * size; i++)
+    *packed_place(block_of(pass->mixed, block), first + i, lane) = narrow(flat[i]);
 }
 
 static void attend(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
