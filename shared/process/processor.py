@@ -44,6 +44,8 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 """As Linux lists them: x86 and Arm."""
 CODES_FLAG = "avx512_bf16"
 """Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
+VECTORS_FLAG = "avx2"
+"""Of processors for which the token step in C was measured in fp32."""
 WIDE_FLAG = "avx512f"
 """Of processors with AVX-512."""
 TILES_FLAG = "amx_bf16"
@@ -176,7 +178,7 @@ def chosen_token_step(
     """What computes a token of `hf`."""
     dense = weights == "dense" and (config.model.quantization == "none" or config.model.dequantize != "each_call")
     sampled_here = config.actor.engine == "hf" and compute.blas == "fast" and not is_on_card(compute, found)
-    helps = compute.dtype == "fp32" or TILES_FLAG in found.flags
+    helps = (VECTORS_FLAG if compute.dtype == "fp32" else TILES_FLAG) in found.flags
     return "compiled" if found.compiler and dense and sampled_here and helps else "torch"
 
 
@@ -246,7 +248,7 @@ def gains_by_packing(flags: frozenset[str], compute: ComputeConfig) -> bool:
     faster in bf16 where it was measured; in fp32 see `is_for_onednn`."""
     if compute.dtype == "bf16":
         return TILES_FLAG not in flags
-    return "avx2" in flags and (WIDE_FLAG not in flags or compute.blas == "portable")
+    return VECTORS_FLAG in flags and (WIDE_FLAG not in flags or compute.blas == "portable")
 
 
 def usable_cores(allowed: Iterable[int], cpus: Path, container: float | None) -> int:
