@@ -31,6 +31,7 @@ from actor.engines.engine import EndedCompletion
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.forms import codes_for, compiled_for, eight_bit_head_for
+from actor.engines.token_step.layers import Layers
 from benchmarks.machine import write_result
 from benchmarks.student import ratio_interval
 from protocol.messages import GroupOrder, Sampling
@@ -134,7 +135,9 @@ def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Hea
 def adapter_in_bf16(engine: HFEngine) -> Iterator[None]:
     """Inside the block, no factor is read as codes."""
     products = (
-        [product for stack in engine.layers.stacks() for product in stack.thin_products()] if engine.layers else []
+        [product for stack in engine.layers.stacks() for product in stack.thin_products()]
+        if isinstance(engine.layers, Layers)
+        else []
     )
     kept = [product.coded for product in products]
     try:

@@ -185,7 +185,7 @@ def load_trained_policy(config: Config, device: str, start: bytes = b"", place: 
     if start:
         install_adapter(policy.adapter, start)
     policy.adapter.requires_grad()
-    if config.batch.recompute == "always":
+    if config.batch.recomputes:
         policy.recompute_activations()
     watch_cores(config.compute.learner_threads, on)
     return policy

@@ -163,8 +163,8 @@ class KVCache:
         *,
         compiled: bool = False,
     ) -> None:
-        """copied_bytes: the most that copies of prompts may take in a layer. compiled: whether the token step in C reads
-        it, which takes values in the type of the model, and prompts where they are."""
+        """copied_bytes: the most that copies of prompts may take in a layer. compiled: whether the token step in C
+        reads it, which takes values in the type of the model, and prompts where they are."""
         self.most, self.copied_bytes = most, copied_bytes if device.type == "cpu" and not compiled else 0
         self.widens = device.type == "cpu" and not compiled
         self.rows = Rows(room, width, device)

@@ -103,7 +103,7 @@ def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch, *, steps
     """policy: without values (shared/base/meta.py); its adapter is trained from now on. steps_on_host: so AdamW takes
     nothing of the card, and the gradient goes before its step."""
     policy.adapter.requires_grad()
-    if batch.recompute == "always":
+    if batch.recomputes:
         policy.recompute_activations()
     storages = Storages(dense_values)
     with storages:

@@ -273,7 +273,7 @@ def summary_line(plan: Plan) -> str:
 def savings_in_words(work: Work) -> str:
     """How the run saves memory, chosen or given."""
     width = work.actor.max_sequences
-    found = ["activations computed twice"] if work.recomputes else []
+    found = ["activations computed twice"] if work.batch.recomputes else []
     if work.actor.engine == "hf" and 0 < width < work.order_groups * work.rollout.group:
         found.append(f"{width} completions decoded at once")
     return f" ({', '.join(found)})" if found else ""

@@ -25,6 +25,8 @@ from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 
 TOKEN_STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
+COMPILED_STEP_CALLS = 200
+"""The same where C code computes layers and sampler."""
 NEARLY_ALL = 0.99
 """A head of which this share is packed counts as packed: sizes are rounded to whole bytes."""
 OPTIMIZER_PASSES = 16
@@ -112,11 +114,16 @@ def token_step_s(
         times = rates.eight_bit
     of_head = rates.head_token_step + between(times, rows) - speed.product_s(SAMPLER_ROWS)
     head = shape.vocabulary * shape.hidden * max(of_head, times[0])
-    sampler = rows * shape.vocabulary * speed.sampler
+    sampler, calls = rows * shape.vocabulary * speed.sampler, TOKEN_STEP_CALLS
+    beside = other_layer_s(shape, in_token_step(shape, work, speed), rows)
+    if work.actor.token_step == "compiled" and work.uses_own_layers(shape) and (compiled := rates.compiled):
+        products = shape.linear * between(compiled.product, rows)
+        sampler, calls = rows * shape.vocabulary * compiled.sampler, COMPILED_STEP_CALLS
+        times = compiled.folded_token_step if work.folds(shape) else compiled.token_step
+        beside = other_layer_s(shape, times, rows)
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.byte
-    beside = other_layer_s(shape, in_token_step(shape, work, speed), rows)
-    return products + head + sampler + cache + beside + TOKEN_STEP_CALLS * speed.operation
+    return products + head + sampler + cache + beside + calls * speed.operation
 
 
 def in_token_step(shape: ModelShape, work: Work, speed: Speed) -> OtherTimes:
@@ -145,7 +152,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     beside = other_layer_s(shape, rates.layer.update, largest) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * rates.head * used
-    with_gradient = (2 if work.recomputes else 1) * forward + backward + head
+    with_gradient = (2 if work.batch.recomputes else 1) * forward + backward + head
     computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte
     return batches / work.ranks * computed + passes.updates * optimizer

@@ -4,6 +4,7 @@
     packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
     coded       the same with codes where they are read, up to 32 rows (actor/engines/token_step/coded.py)
     eight bit   the same with weights in 8 bits where they are read (actor/engines/token_step/eight_bit.py)
+    compiled    products, layers and sampler of the token step in C (actor/engines/token_step/compiled)
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
@@ -47,7 +48,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 18
+FORMAT = 19
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -77,6 +78,19 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """In an update of one micro-batch, forward and backward."""
 
 
+class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the token step in C."""
+
+    product: tuple[float, ...]
+    """Seconds per weight for each of ROWS."""
+    token_step: OtherTimes
+    """What a layer takes besides."""
+    folded_token_step: OtherTimes
+    """The same with sums of base and adapter."""
+    sampler: float
+    """Seconds per row and token of the vocabulary."""
+
+
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Measured times that depend on the number type."""
 
@@ -96,6 +110,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """As `product` for the first of ROWS, with weights that are read as codes; empty where none are."""
     eight_bit: tuple[float, ...]
     """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
+    compiled: CompiledTimes | None
+    """Of the token step in C; None where it cannot be compiled."""
     layer: LayerTimes
     """What a layer takes besides these products."""
 
@@ -219,10 +235,13 @@ def is_sound(speed: Speed) -> bool:
     one, few = speed.rates, sum(rows <= CODED_ROWS for rows in ROWS)
     times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_token_step]
     times += [speed.sampler, speed.operation, speed.byte]
-    layer = one.layer
-    parts = (layer.token_step, layer.folded_token_step, layer.update)
+    layer, compiled = one.layer, one.compiled
+    parts = [layer.token_step, layer.folded_token_step, layer.update]
+    if compiled:
+        times += [*compiled.product, compiled.sampler]
+        parts += [compiled.token_step, compiled.folded_token_step]
     times += [time for part in parts for time in (part.calls, part.per_value)]
-    is_whole = len(one.product) == len(one.packed) == len(ROWS)
+    is_whole = len(one.product) == len(one.packed) == len(ROWS) and (not compiled or len(compiled.product) == len(ROWS))
     is_whole = is_whole and len(one.coded) in (0, few) and len(one.eight_bit) in (0, len(ROWS))
     return is_whole and all(math.isfinite(t) and t > 0 for t in times)
 

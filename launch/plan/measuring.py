@@ -19,11 +19,13 @@ that small prompts are copied to their rows, which takes fewer calls.
 
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,6 +35,8 @@ from transformers import LlamaConfig
 from actor.engines.kv_cache import KVCache
 from actor.engines.prompts import PromptPass
 from actor.engines.token_step.coded import CodedWeight, reads_codes
+from actor.engines.token_step.compiled.library import library_for
+from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers
 from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
 from actor.engines.token_step.layers import Layers
 from actor.engines.token_step.packed import (
@@ -41,7 +45,7 @@ from actor.engines.token_step.packed import (
     packed_has_same_bits,
     right_factor_has_same_bits,
 )
-from launch.plan.machine import ROWS, SAMPLER_ROWS, LayerTimes, OtherTimes, Rates, Speed
+from launch.plan.machine import ROWS, SAMPLER_ROWS, CompiledTimes, LayerTimes, OtherTimes, Rates, Speed
 from shared.base.architecture import empty_model
 from shared.base.load import filled_policy
 from shared.config.model import LoraConfig
@@ -73,6 +77,7 @@ Best = Callable[..., float]
 """Seconds of the fastest call."""
 MakeCall = Callable[[Policy, int], Callable[[], object]]
 """From a policy and a number of prompts, the call that is timed."""
+MakeLayers = Callable[[Policy], Layers | CompiledLayers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +88,16 @@ class LayerSize:
     inner: int
     """Of the MLP."""
 
+    @property
+    def weights(self) -> int:
+        """Of a layer, which has half as many heads of keys as of queries."""
+        return 3 * self.hidden * (self.hidden + self.inner)
+
 
 TINY, NARROW = LayerSize(hidden=64, inner=128), LayerSize(hidden=128, inner=384)
 """A tiny layer takes little longer than its calls. A narrow one takes longer for its values than for its products."""
+WIDE = LayerSize(hidden=1024, inner=2816)
+"""A layer whose weights come from memory."""
 
 
 def best_time(*work: Callable[[], object]) -> float:
@@ -161,6 +173,7 @@ def measure_rates(dtype: Any) -> Rates:
         packing=packing,
         coded=coded_times(dtype, xs),
         eight_bit=eight_bit_times(dtype, xs),
+        compiled=compiled_times(dtype, best_time),
         layer=layer_times(dtype, best_time),
     )
 
@@ -184,6 +197,44 @@ def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
         return ()
     heads = [EightBitHead.of(torch.randn(OUT, IN)) for _ in range(WEIGHTS_BYTES // (OUT * IN))]
     return tuple(best_time(*(partial(one, x) for one in heads)) / (OUT * IN) for x in xs)
+
+
+def compiled_times(dtype: torch.dtype, best: Best) -> CompiledTimes | None:
+    """None where it cannot be compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = library_for(dtype, Path(folder))
+    if library is None:
+        return None
+    make = partial(CompiledLayers, library=library)
+    tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
+    plain = folded = compiled_layer_times(tiny, narrow, make, best)
+    logits, uniforms = torch.randn(SAMPLER_ROWS, VOCABULARY), torch.rand(SAMPLER_ROWS, dtype=torch.float64)
+    drawn_s = best(partial(CompiledDraw(library), logits, uniforms)) / logits.numel()
+    wide = small_policy(WIDE, max(1, WEIGHTS_BYTES // (WIDE.weights * dtype.itemsize)), dtype)
+    # Fewer rows take as long.
+    few = wide_product_s(wide, make, 1, plain, best)
+    product = (few, *(wide_product_s(wide, make, rows // GROUP, plain, best) for rows in ROWS[1:]))
+    if dtype == torch.float32:
+        for policy in (tiny.shallow, tiny.deep, narrow.shallow, narrow.deep):
+            policy.adapter.fold()
+        folded = compiled_layer_times(tiny, narrow, make, best)
+    return CompiledTimes(product=product, token_step=plain, folded_token_step=folded, sampler=drawn_s)
+
+
+def compiled_layer_times(tiny: "TwoDepths", narrow: "TwoDepths", make: MakeLayers, best: Best) -> OtherTimes:
+    """Of so small layers, the products count as the rest."""
+    call = partial(token_step, make=make)
+    tiny_s, narrow_s = tiny.layer_s(best, call, 1), narrow.layer_s(best, call, TOKEN_STEP_PROMPTS)
+    return solved(tiny_s, narrow_s, 0.0, GROUP * tiny.outputs, TOKEN_STEP_PROMPTS * GROUP * narrow.outputs)
+
+
+def wide_product_s(policy: Policy, make: MakeLayers, prompts: int, other: OtherTimes, best: Best) -> float:
+    """Seconds per weight: what a step takes beyond the other times, a third of it at least."""
+    step_s, linears = best(token_step(policy, prompts, make=make)), policy.adapter.layers.values()
+    weights = sum(one.base.matmul.dense.numel() for one in linears if one.base.matmul.dense is not None)
+    values = prompts * GROUP * sum(len(one.lora_B) for one in linears)
+    beside = policy.config.num_hidden_layers * other.calls + values * other.per_value
+    return max(step_s - beside, step_s / 3) / weights
 
 
 def gradient_time(grad: Any, weights: Sequence[Any]) -> float:
@@ -289,15 +340,16 @@ def small_policy(size: LayerSize, layers: int, dtype: torch.dtype) -> Policy:
     return filled_policy(lm, tensors, LoraConfig(), CPU, dtype, digest="")
 
 
-def token_step(policy: Policy, prompts: int) -> Callable[[], object]:
+def token_step(policy: Policy, prompts: int, make: MakeLayers = Layers) -> Callable[[], object]:
     """One token of each of GROUP completions of each prompt."""
-    layers, rows = Layers(policy), prompts * GROUP
+    layers, rows = make(policy), prompts * GROUP
     layers.prepare()
     # Prompts are not copied to rows, as in orders of some size.
-    cache = KVCache(rows, TOKENS, PROMPT, CPU, copied_bytes=0)
+    cache = KVCache(rows, TOKENS, PROMPT, CPU, copied_bytes=0, compiled=make is not Layers)
     passed = PromptPass(torch.zeros(prompts, dtype=torch.int64), PROMPT)
-    keys, values = torch.randn(2, prompts, HEADS // 2, PROMPT, policy.config.hidden_size // HEADS)
-    for layer, _ in enumerate(layers.layers):
+    size = policy.config.hidden_size // HEADS
+    keys, values = torch.randn(2, prompts, HEADS // 2, PROMPT, size).to(policy.dtype)
+    for layer in range(policy.config.num_hidden_layers):
         passed.update(keys, values, layer)
     cache.add_prompts(passed)
     cache.assign(torch.arange(prompts).repeat_interleave(GROUP))

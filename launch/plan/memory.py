@@ -140,23 +140,22 @@ class Work:
         """Whether the dense base is mapped."""
         return self.model.quantization == "none" or self.model.dequantize != "each_call"
 
-    @property
-    def recomputes(self) -> bool:
-        return self.batch.recompute == "always"
-
     def packs_for(self, shape: ModelShape, cap: int) -> bool:
         """Whether weights are packed for an order whose completions may have so many tokens."""
         return self.packs and self.is_dense and cap >= PACKED_TOKENS and (self.dtype == "bf16" or shape.fits_onednn)
 
     def codes_for(self, shape: ModelShape, rows: float) -> bool:
         """Whether a token step of so many rows reads codes."""
-        reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
-        return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
+        reads = self.actor.weights == "nf4" and self.model.quantization == "nf4" and self.dtype == "bf16"
+        return reads and self.uses_own_layers(shape) and rows <= CODED_ROWS
 
     def has_eight_bit_head(self, shape: ModelShape) -> bool:
         """Whether logits come from the head in 8 bits."""
-        own = self.actor.engine == "hf" and shape.own_layers and self.is_dense
-        return self.actor.head == "int8" and own and self.dtype == "bf16"
+        return self.actor.head == "int8" and self.uses_own_layers(shape) and self.dtype == "bf16"
+
+    def uses_own_layers(self, shape: ModelShape) -> bool:
+        """Whether `hf` decodes with our own layers."""
+        return self.actor.engine == "hf" and shape.own_layers and self.is_dense
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
@@ -359,10 +358,10 @@ def evaluation_items(shape: ModelShape, work: Work) -> Items:
 
 def update_items(shape: ModelShape, work: Work) -> Items:
     tokens, layer = micro_batch_tokens(work), layer_activations(shape, work)
-    kept = shape.hidden * work.value_bytes if work.recomputes else layer
+    kept = shape.hidden * work.value_bytes if work.batch.recomputes else layer
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
     return {
-        "activations": int(tokens * (shape.layers * kept + (layer if work.recomputes else 0))),
+        "activations": int(tokens * (shape.layers * kept + (layer if work.batch.recomputes else 0))),
         "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
         "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
     }

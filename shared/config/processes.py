@@ -214,8 +214,8 @@ class TrackingConfig(Section, frozen=True, kw_only=True):
 
 class ActorConfig(Section, frozen=True, kw_only=True):
     """The rollout engine, and how far actors are trusted. `audit` and `audit_invited` are for the learner,
-    `max_sequences` and `weights` are for all engines, `head`, `token_step`, `fold`, `packed` and `graphs` are for `hf`; all others
-    are options of `vllm`, which the extra `vllm` installs."""
+    `max_sequences` and `weights` are for all engines, `head`, `token_step`, `fold`, `packed` and `graphs` are for `hf`;
+    all others are options of `vllm`, which the extra `vllm` installs."""
 
     audit: Share = 0.0
     """Share of the groups of an actor that the learner checks, from 0 to 1: it computes their log-probs and scores

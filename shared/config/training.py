@@ -204,6 +204,10 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     planned (vLLM on a CPU, Ray, a model that has to be fetched, a learner that was started by hand) `auto` means
     `never`."""
 
+    @property
+    def recomputes(self) -> bool:
+        return self.recompute == "always"
+
 
 class GrowthConfig(Section, frozen=True, kw_only=True):
     """More groups per step as the noise of the gradient grows. The formulas are in learner/orders/plan.py."""

@@ -1,16 +1,16 @@
 """What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
-    dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
-    weights  where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
-    head     where it samples long completions in bf16 on a CPU with VNNI: 8 bits
-    token_step  where it samples dense values on a CPU in fp32, or in bf16 with AMX, and there is a C compiler: compiled
-    threads  all physical cores that the container allows; half of them for each process if both compute at once
+    dtype       bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
+    weights     where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
+    head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
+    token_step  where it samples from dense values on a CPU with AVX2, in bf16 with AMX, and there is a C compiler: C code
+    threads     all physical cores that the container allows; half of them for each process if both compute at once
 
-`weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that join later,
-replay and eval take them from there: another choice on another machine would give other numbers. `run` chooses when it
-makes a run; a run that was only prepared has no choice yet, and who starts it first, `resume` or the learner, makes it
-for that machine (`start_config`). Only files are read, since torch must not be loaded before the environment of a run
-is set.
+`weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that
+join later, replay and eval take them from there: another choice on another machine would give other numbers. `run`
+chooses when it makes a run; a run that was only prepared has no choice yet, and who starts it first, `resume` or the
+learner, makes it for that machine (`start_config`). Only files are read, since torch must not be loaded before the
+environment of a run is set.
 
 With small matrices, bf16 is slower where it counts: at 8 rows, as in decoding, a product with a 384 x 128 weight takes
 1.6 times as long as in fp32, one of 1152 x 384 takes 0.8 times and one of 1728 x 576 0.35 times (one core with AMX).
@@ -150,7 +150,7 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
 
 def is_open(config: Config) -> bool:
     """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used.
-    `weights` and `head` may stay `auto` where they are dense in any case, and all of [actor] where `hf` does not sample."""
+    `weights` and `head` may stay `auto` where they are dense in any case, and all three where `hf` does not sample."""
     compute, actor = config.compute, config.actor
     in_bf16 = "auto" in (actor.weights, actor.head) and compute.dtype != "fp32"
     sampling = actor.engine == "hf" and (actor.token_step == "auto" or in_bf16)

@@ -80,6 +80,7 @@ RATES = Rates(
     packing=0.0,
     coded=(),
     eight_bit=(),
+    compiled=None,
     layer=LayerTimes(
         token_step=OtherTimes(calls=1e-4, per_value=1e-9),
         folded_token_step=OtherTimes(calls=1e-4, per_value=1e-9),

@@ -1,4 +1,4 @@
-"""What a token step of `hf` on a CPU computes with, as the run has settled it: codes, the head in 8 bits, compiled code.
+"""What a token step of `hf` on a CPU computes with, as a run has settled it: codes, the head in 8 bits, C code.
 
 Where this machine cannot do what was settled on another one, the dense values and PyTorch's operations serve, and the
 log says so. The numbers then differ in rounding.

@@ -9,7 +9,12 @@
 #define TILE 16 /* outputs that are computed at once */
 #define MOST_BLOCKS 4
 #define LINE TILE /* inputs between two looks ahead; `in` is a multiple of it */
-#define MOST_OUTS 8 /* that share registers where there are no tiles */
+#define MOST_OUTS 8 /* that are computed at once where there are no tiles */
+#ifdef __AVX512VL__
+#define REGISTERS 32 /* for vectors */
+#else
+#define REGISTERS 16
+#endif
 
 #ifdef IN_BF16
 #define INPUTS 2 /* that `plus` adds at once */
@@ -111,12 +116,12 @@ static void multiply(const value *weight, int64_t in, const float *x, int64_t ap
       default: tile_sums(weight, in, x, apart, 4, sums); return;
     }
 #endif
-  /* As many sums at once as there are registers for. */
+  /* As many sums at once as there are registers for, and for what they are made of. */
   switch (blocks) {
     case 1: sums_of(weight, in, x, apart, 1, MOST_OUTS, sums); return;
     case 2: sums_of(weight, in, x, apart, 2, 4, sums); return;
     case 3: sums_of(weight, in, x, apart, 3, 4, sums); return;
-    default: sums_of(weight, in, x, apart, 4, 2, sums); return;
+    default: sums_of(weight, in, x, apart, 4, REGISTERS / 8, sums); return;
   }
 }
 

@@ -9,11 +9,11 @@ multiples of 16, the last at most 128.
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from actor.engines.kv_cache import LayerCache
+from actor.engines.kv_cache import LayerCache, Rows
 from actor.engines.token_step.compiled.library import Library
 from actor.engines.token_step.packed import Packable, RowProduct
 from actor.engines.token_step.stacks import Linear, dense_bytes, frozen
@@ -69,7 +69,8 @@ class StepFields(ctypes.Structure):
 def is_covered(policy: Policy) -> bool:
     if policy.device.type != "cpu" or not covers(policy.backbone) or not dense_bytes(policy.adapter):
         return False
-    config, size = policy.config, policy.backbone.layers[0].self_attn.head_dim
+    backbone: Any = policy.backbone
+    config, size = policy.config, backbone.layers[0].self_attn.head_dim
     fits = not any(width % TILE for width in (config.hidden_size, config.intermediate_size, size))
     return fits and size <= LARGEST_HEAD
 
@@ -81,7 +82,8 @@ class CompiledLayers:
         """library: of the policy's type."""
         if library.structure_bytes != (ctypes.sizeof(StepFields), ctypes.sizeof(LayerFields)):
             raise ModelError(f"{library.name} has other structures than step.py; set actor.token_step to 'torch'.")
-        self.library, self.backbone, self.dtype = library, policy.backbone, policy.dtype
+        self.library, self.dtype = library, policy.dtype
+        self.backbone: Any = policy.backbone
         self.kept: list[torch.Tensor] = []
         """Tensors whose addresses the structures have."""
         self.layers = (LayerFields * len(self.backbone.layers))()
@@ -179,7 +181,7 @@ class CompiledLayers:
 
     def point_at(self, cached: Sequence[LayerCache]) -> None:
         """At keys and values."""
-        rows, step = cached[0].rows, self.step
+        rows, step = cast(Rows, cached[0].rows), self.step
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
         step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
