@@ -3,7 +3,7 @@
     dtype       bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
     weights     where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
     head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
-    token_step  where it samples from dense values on a CPU with AVX2, in bf16 with AMX, and there is a C compiler: C code
+    token_step  where it samples dense values on a CPU with AVX2, in bf16 with AMX, and there is a C compiler: C code
     threads     all physical cores that the container allows; half of them for each process if both compute at once
 
 `weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that
