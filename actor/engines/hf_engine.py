@@ -32,7 +32,7 @@ from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
 from actor.engines.token_step.compiled.library import Library
-from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers
+from actor.engines.token_step.compiled.step import CompiledDraw, CompiledHead, CompiledLayers
 from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.layers import Layers, layers_of
 from actor.engines.token_step.packed import Packable, Packing, RowProduct
@@ -48,6 +48,7 @@ from shared.errors import ModelError, in_words
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
 from shared.model.policy import Policy
+from shared.model.products import RowsTimesWeight, product_of_largest
 from shared.model.prompt import Prompter
 from shared.process.free_memory import return_freed_memory
 from shared.seeding import uniforms
@@ -134,6 +135,9 @@ class HFEngine:
         self.head, self.codes, self.compiled = eight_bit or RowProduct(policy.head), codes, compiled
         self.layers = CompiledLayers(policy, compiled) if compiled else layers_of(policy, codes)
         self.draw = CompiledDraw(compiled) if compiled else policy.kernels.draw
+        self.head_product: RowsTimesWeight = partial(product_of_largest, weight=policy.head, rounded=self.head)
+        if compiled and eight_bit:
+            self.head_product = CompiledHead(compiled, eight_bit, policy.head)
         self.packing = Packing(config.packed)
         self.prepare()
         # A method of this object would refer to it in a circle, and keep its tensors until a garbage collection.
@@ -253,7 +257,7 @@ class HFEngine:
         return_freed_memory(KEPT_WHILE_DECODING)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
-            logits = self.policy.logits(hidden, sampling.temperature or 1.0, self.head)
+            logits = self.policy.logits(hidden, sampling.temperature or 1.0, self.head_product)
             told(decoding.append(logits, self.end_ids))
             if not len(decoding.rows):
                 return

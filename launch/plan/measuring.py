@@ -50,8 +50,9 @@ from shared.base.architecture import empty_model
 from shared.base.load import filled_policy
 from shared.config.model import LoraConfig
 from shared.config.processes import CODED_ROWS
-from shared.model.head import head_logits, token_stats
+from shared.model.head import token_stats
 from shared.model.policy import Policy
+from shared.model.products import product_of_largest
 from shared.model.sampler import draw
 from shared.model.sequences import Sequences
 from shared.process.determinism import pin_torch
@@ -160,7 +161,7 @@ def measure_rates(dtype: Any) -> Rates:
     of_head.choose_side(is_right)
     with torch.inference_mode():
         head_token_step = (
-            best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
+            best_time(lambda: product_of_largest(hidden[:SAMPLER_ROWS], head, of_head)) / head.numel()
         )
         packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product

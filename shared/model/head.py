@@ -197,10 +197,10 @@ def head_logits(
     weight: torch.Tensor,
     temperature: float,
     form: LogitForm = PLAIN,
-    rounded: RowsTimesWeight | None = None,
+    product: RowsTimesWeight | None = None,
 ) -> torch.Tensor:
-    """[n, H] x [V, H] -> [n, V] fp32 to sample from. rounded: as in `product_of_largest`."""
-    logits = form.logits(product_of_largest(hidden, weight, rounded))
+    """[n, H] x [V, H] -> [n, V] fp32 to sample from. product: by the weight; None for `product_of_largest`."""
+    logits = form.logits(product(hidden) if product else product_of_largest(hidden, weight))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -88,9 +88,9 @@ class Policy:
             sums=self.kernels.sums,
         )
 
-    def logits(self, hidden: torch.Tensor, temperature: float, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
-        """Hidden rows [n, H] -> [n, V] fp32. rounded: multiplies by the head, in bf16 or from codes."""
-        return head_logits(hidden, self.head, temperature, self.form, rounded)
+    def logits(self, hidden: torch.Tensor, temperature: float, product: RowsTimesWeight | None = None) -> torch.Tensor:
+        """Hidden rows [n, H] -> [n, V] fp32. product: by the head."""
+        return head_logits(hidden, self.head, temperature, self.form, product)
 
     @property
     def room(self) -> Room:

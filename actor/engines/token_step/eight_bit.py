@@ -220,10 +220,14 @@ class EightBitHead:
             x, 1.0, 0, self.codes, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, H] bf16 -> [n, V] fp32"""
+    def parts(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[n, H] bf16 -> [n, V] c (k q), [n, 1] s, [n, 1] l, all fp32"""
         wide = x.float()
         low, high = wide.aminmax(dim=1, keepdim=True)
         step = ((high - low) / STEPS).clamp_(min=torch.finfo(torch.float32).tiny)
-        codes = wide.sub_(low).div_(step).round_().to(torch.uint8)
-        return self.times_codes(codes).mul_(step).addcmul_(low, self.sums)
+        return self.times_codes(wide.sub_(low).div_(step).round_().to(torch.uint8)), step, low
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] bf16 -> [n, V] fp32"""
+        product, step, low = self.parts(x)
+        return product.mul_(step).addcmul_(low, self.sums)

@@ -59,6 +59,8 @@ class Library:
     """Address of a `Step`."""
     draw: Any
     """Logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
+    finish_logits: Any
+    """Logits, rows, vocabulary, steps, lows, sums, weight, hidden rows, their width, room, threads."""
     structure_bytes: tuple[int, int]
     """Sizes of `Step` and `Layer` in C."""
     room_rows: int
@@ -67,6 +69,8 @@ class Library:
     """Bytes that a thread needs for each block of the vocabulary."""
     draw_block: int
     """Tokens in such a block."""
+    logits_block: int
+    """Tokens for each of which finishing a row of logits needs room for a float."""
 
 
 def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
@@ -96,9 +100,9 @@ def built(dtype: torch.dtype, cache: Path) -> Path:
     return file
 
 
-def openmp_of_torch() -> Path:
+def openmp_of_torch(libraries: Path = TORCH_LIBRARIES) -> Path:
     """PyTorch's builds bring libgomp, under its own name or one with a digest."""
-    folders = (TORCH_LIBRARIES, TORCH_LIBRARIES.parent.with_name("torch.libs"))
+    folders = (libraries, libraries.parent.with_name("torch.libs"))
     found = sorted(file for folder in folders for file in folder.glob("libgomp*.so*"))
     if not found:
         raise CannotCompile("this build of PyTorch has no libgomp")
@@ -145,20 +149,24 @@ def load(file: Path) -> Library:
         raise CannotCompile(f"{file} cannot be loaded: {error}") from error
     library.token_step.argtypes, library.token_step.restype = [ADDRESS], None
     library.draw.argtypes, library.draw.restype = [ADDRESS, INTEGER, INTEGER, ADDRESS, INTEGER, *[ADDRESS] * 4], None
+    finish = library.finish_logits
+    finish.argtypes, finish.restype = [ADDRESS, INTEGER, INTEGER, *[ADDRESS] * 5, INTEGER, ADDRESS, INTEGER], None
     figures: list[int] = []
-    for name in ("step_bytes", "layer_bytes", "room_rows", "draw_room", "draw_block"):
+    for name in ("step_bytes", "layer_bytes", "room_rows", "draw_room", "draw_block", "logits_block"):
         figure = getattr(library, name)
         figure.restype = INTEGER
         figures.append(figure())
-    step, layer, room_rows, draw_room, draw_block = figures
+    step, layer, room_rows, draw_room, draw_block, logits_block = figures
     return Library(
         name=file.stem,
         token_step=library.token_step,
         draw=library.draw,
+        finish_logits=finish,
         structure_bytes=(step, layer),
         room_rows=room_rows,
         draw_room=draw_room,
         draw_block=draw_block,
+        logits_block=logits_block,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from actor.engines.kv_cache import LayerCache, Rows
 from actor.engines.token_step.compiled.library import Library
+from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.packed import Packable, RowProduct
 from actor.engines.token_step.stacks import Linear, dense_bytes, frozen
 from shared.errors import ModelError
@@ -191,6 +192,23 @@ class CompiledLayers:
             # Read in each call: a check of the loop makes windows narrow.
             bias = rows.bias(getattr(module.self_attn, "sliding_window", None))
             fields.bias = None if bias is None else bias.data_ptr()
+
+
+class CompiledHead:
+    """The product of the head with rows, from 8 bits; the largest logits from its values."""
+
+    def __init__(self, library: Library, eight_bit: EightBitHead, weight: torch.Tensor) -> None:
+        self.library, self.eight_bit, self.weight = library, eight_bit, weight
+        self.threads = torch.get_num_threads()
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] bf16 -> [n, V] fp32"""
+        hidden, (size, width) = hidden.contiguous(), self.weight.shape
+        product, step, low = self.eight_bit.parts(hidden)
+        room = torch.empty(len(hidden) * -(-size // self.library.logits_block))
+        read = (tensor.data_ptr() for tensor in (step, low, self.eight_bit.sums, self.weight, hidden))
+        self.library.finish_logits(product.data_ptr(), len(hidden), size, *read, width, room.data_ptr(), self.threads)
+        return product
 
 
 class CompiledDraw:

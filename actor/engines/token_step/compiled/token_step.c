@@ -11,6 +11,7 @@
 #include "products.h"
 #include "attention.h"
 #include "draw.h"
+#include "logits.h"
 
 typedef struct {
   Linear q, k, v, o, gate, up, down;
@@ -265,3 +266,4 @@ int64_t layer_bytes(void) { return sizeof(Layer); }
 int64_t room_rows(void) { return MOST_BLOCKS * LANES; }
 int64_t draw_room(void) { return sizeof(BlockSums); }
 int64_t draw_block(void) { return BLOCK; }
+int64_t logits_block(void) { return COLUMNS; }
