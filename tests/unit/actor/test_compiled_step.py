@@ -11,8 +11,7 @@ import torch
 
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.compiled import library as library_module
-from actor.engines.token_step.compiled.library import Library, compiled, load, openmp_of_torch, options_for
+from actor.engines.token_step.compiled.library import NO_TILES, Library, compiled, load, openmp_of_torch, options_for
 from actor.engines.token_step.compiled.step import CompiledDraw, CompiledHead, CompiledLayers, is_covered
 from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
 from protocol.messages import Sampling
@@ -32,7 +31,6 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None or "avx2" not in FLAGS, reason="needs gcc and a processor with AVX2"),
 ]
 FP32, BF16 = torch.float32, torch.bfloat16
-NO_TILES = library_module.NO_TILES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ KINDS = (
     Kind(name="fp32", dtype=FP32),
     Kind(name="fp32, AVX2", dtype=FP32, options=("-march=x86-64-v3",)),
     Kind(name="bf16", dtype=BF16),
-    Kind(name="bf16, AVX512-BF16", dtype=BF16, options=NO_TILES, needs="avx512_bf16"),
+    Kind(name="bf16, AVX512-BF16", dtype=BF16, options=(NO_TILES,), needs="avx512_bf16"),
     Kind(name="bf16, AVX2", dtype=BF16, options=("-march=x86-64-v3",)),
 )
 made: dict[Kind, Library] = {}
@@ -289,3 +287,22 @@ def test_the_largest_logits_of_a_head_in_8_bits_are_exact(tmp_path: Path, size: 
     # What is computed again matters, and in a large vocabulary it is little.
     assert (rounded.gather(1, largest).double() - exact.gather(1, largest)).abs().max() > 1e-3
     assert size < 30_000 or (~is_rounded).float().mean() < 0.05
+
+
+@kinds
+def test_what_is_no_number_stays_in_its_own_order(tmp_path: Path, kind: Kind) -> None:
+    """Room is used again, by other numbers of rows and by later adapters."""
+    policy = policy_of(tmp_path, "Llama", kind.dtype, ADAPTED[1])
+    engine = engine_of(policy, library_of(kind, tmp_path), fold="never", max_sequences=200)
+    (group,) = groups()[:1]
+    wide = type(group)(group_id="wide", prompt_ids=group.prompt_ids, columns={}, seeds=tuple(range(70)))
+    before = decoded(engine)
+    norm = policy.backbone.layers[0].input_layernorm.weight
+    assert isinstance(engine.layers, CompiledLayers)
+    kept = norm.detach().clone()
+    for tensor in engine.layers.kept:
+        if tensor.data_ptr() == engine.layers.layers[0].norm_in:
+            tensor.fill_(float("nan"))
+            engine.generate((wide,), Sampling(temperature=1.0, max_new_tokens=3), unheard)
+            tensor.copy_(kept)
+    assert logprobs_of(decoded(engine)) == logprobs_of(before)

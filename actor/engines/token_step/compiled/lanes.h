@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(IN_BF16) && defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#if defined(IN_BF16) && defined(__AMX_BF16__) && defined(__AMX_TILE__) && !defined(NO_TILES)
 #define USES_TILES 1 /* AMX */
 #else
 #define USES_TILES 0

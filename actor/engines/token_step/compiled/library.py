@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from shared.config.model import CACHE_DIR_KEY
-from shared.model.kernels.toolchain import find_compiler
+from shared.model.kernels.toolchain import INSTALL_COMPILER, find_compiler
 from shared.run.file_lock import exclusive
 from shared.run.files import make_folder, write_whole
 
@@ -35,7 +35,7 @@ SOURCES = Path(__file__).parent
 MAIN = "token_step.c"
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
 OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
-NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+NO_TILES = "-DNO_TILES"
 """Where the kernel does not let this process use AMX, though the processor has it."""
 IN_BF16 = "-DIN_BF16"
 LIMIT_S = 120.0
@@ -77,7 +77,7 @@ def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
     """None if there cannot be one here; the log says why."""
     try:
         return load(built(dtype, cache))
-    except CannotCompile as error:
+    except (CannotCompile, OSError) as error:
         log.warning("PyTorch's operations compute the token step, because %s", error)
         return None
 
@@ -86,7 +86,7 @@ def built(dtype: torch.dtype, cache: Path) -> Path:
     """The file, made now if it does not exist. cache: its folder."""
     compiler, runtime = find_compiler(os.environ), openmp_of_torch()
     if compiler is None:
-        raise CannotCompile("there is no C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev)")
+        raise CannotCompile(f"there is no C compiler; {INSTALL_COMPILER}")
     options = options_for(dtype)
     facts = [*options, runtime.name, target_of(compiler)]
     digest = hashlib.sha256(repr(facts).encode())
@@ -110,7 +110,7 @@ def openmp_of_torch(libraries: Path = TORCH_LIBRARIES) -> Path:
 
 
 def options_for(dtype: torch.dtype) -> tuple[str, ...]:
-    tiles = () if torch.cpu._init_amx() else NO_TILES
+    tiles = () if torch.cpu._init_amx() else (NO_TILES,)
     return (*OPTIONS, *tiles, *((IN_BF16,) if dtype == torch.bfloat16 else ()))
 
 
@@ -141,12 +141,12 @@ def run(command: Sequence[str]) -> str:
 
 def load(file: Path) -> Library:
     if not is_private(file):
-        raise CannotCompile(f"other users may write {file}; remove it")
+        raise CannotCompile(f"{file} belongs to another user, or others may write it; remove it")
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         # A file system that is mounted noexec, as one reason.
-        raise CannotCompile(f"{file} cannot be loaded: {error}") from error
+        raise CannotCompile(f"{file} cannot be loaded: {error}; if it is damaged, remove it") from error
     library.token_step.argtypes, library.token_step.restype = [ADDRESS], None
     library.draw.argtypes, library.draw.restype = [ADDRESS, INTEGER, INTEGER, ADDRESS, INTEGER, *[ADDRESS] * 4], None
     finish = library.finish_logits

@@ -98,7 +98,8 @@ static void begin_tiles(void) {
     uint8_t rows[16];
   } shape = {.palette = 1};
   for (int i = 0; i < 8; i++) shape.row_bytes[i] = BYTES, shape.rows[i] = TILE;
-  _tile_loadconfig(&shape);
+  /* Not _tile_loadconfig: GCC 12 believes that it reads eight bytes, and may leave out what is stored in the others. */
+  __asm__ volatile("ldtilecfg %0" : : "m"(shape));
 }
 static void end_tiles(void) { _tile_release(); }
 #else
@@ -155,6 +156,10 @@ static void low_rank(
         for (int i = 0; i < TILE; i += 2)
           pack(block_of(low, b), tile * TILE + i, sums[b * TILE + i], sums[b * TILE + i + 1]);
     }
+  /* The zeros of the last B are multiplied by what is here, and zero times NaN is NaN. */
+  if (tile && thread.number == 0)
+    for (int64_t b = 0; b < blocks; b++)
+      for (int i = 0; i < TILE; i += 2) pack(block_of(low, b), tile * TILE + i, (lanes){0}, (lanes){0});
 }
 
 /* y: [blocks][TILE], the outputs from number `tile` times TILE on. */

@@ -58,7 +58,7 @@ class StepFields(ctypes.Structure):
     """`Step`."""
 
     _fields_ = [
-        *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room")),
+        *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room", "scores")),
         *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "low")),
         *((name, INTEGER) for name in ("threads", "rows", "width", "columns", "column")),
         *((name, INTEGER) for name in ("row_apart", "head_apart")),
@@ -92,6 +92,7 @@ class CompiledLayers:
         self.factors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """A and B of a linear, by its id."""
         self.step = StepFields()
+        self.room = self.scores = torch.empty(0)
         self.fill(policy)
 
     def fill(self, policy: Policy) -> None:
@@ -186,6 +187,10 @@ class CompiledLayers:
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
         step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
+        needed = step.threads * step.heads // step.kv_heads * (step.width + step.columns + 2 * TILE)
+        if needed > len(self.scores):
+            self.scores = torch.empty(2 * needed)
+            step.scores = self.scores.data_ptr()
         for fields, kept, module in zip(self.layers, cached, self.backbone.layers, strict=True):
             fields.prompt_keys, fields.prompt_values = kept.prompt_keys.data_ptr(), kept.prompt_values.data_ptr()
             fields.keys, fields.values = kept.keys.data_ptr(), kept.values.data_ptr()
@@ -227,9 +232,18 @@ class CompiledDraw:
         )
         blocks = -(-size // self.library.draw_block)
         room = torch.empty(self.threads * blocks * self.library.draw_room, dtype=torch.uint8)
-        given = None if uniforms is None else uniforms.contiguous().data_ptr()
+        # Under a name, since it is read until the call returns.
+        given = None if uniforms is None else uniforms.contiguous()
         found = (tensor.data_ptr() for tensor in (drawn.ids, drawn.logprobs, drawn.entropies))
-        self.library.draw(logits.data_ptr(), rows, size, given, self.threads, room.data_ptr(), *found)
+        self.library.draw(
+            logits.data_ptr(),
+            rows,
+            size,
+            None if given is None else given.data_ptr(),
+            self.threads,
+            room.data_ptr(),
+            *found,
+        )
         return drawn
 
 

@@ -28,6 +28,7 @@ typedef struct {
   const float *x, *cos, *sin; /* [n][hidden], [n][size] */
   value *out;                 /* [n][hidden] */
   float *room;                /* for the activations of MOST_BLOCKS blocks */
+  float *scores;              /* of each thread: for all columns, and two vectors more, of the queries of one key */
   int64_t depth, hidden, inner, heads, kv_heads, size, low; /* low: see step.py */
   int64_t threads, rows;
   int64_t width, columns, column; /* of prompts; of completions so far, and the one of this token */
@@ -115,8 +116,11 @@ static void project(const Layer *l, const Pass *pass, Thread thread) {
   }
 }
 
+INLINE int64_t score_room(const Step *s) { return ((s->width + s->columns) / LANES + 2) * LANES; }
+
 /* Keeps the row's key and value of this token, and attends with all queries that share them. */
-INLINE void attend_row(const Step *s, const Layer *l, const Pass *pass, int64_t row, int64_t head, const int parts) {
+INLINE void attend_row(
+    const Step *s, const Layer *l, const Pass *pass, int64_t row, int64_t head, const int parts, float *scores) {
   int64_t block = row / LANES, lane = row % LANES, size = parts * LANES, seen = s->width + s->columns;
   int64_t own = (pass->first + row) * s->row_apart + head * s->head_apart;
   int64_t of_prompt = (s->prompt_of_row[pass->first + row] * s->kv_heads + head) * s->width * size;
@@ -126,9 +130,9 @@ INLINE void attend_row(const Step *s, const Layer *l, const Pass *pass, int64_t 
     keys[s->column * size + i] = narrow(block_of(pass->k, block)[(head * size + i) * LANES + lane]);
     values[s->column * size + i] = narrow(block_of(pass->v, block)[(head * size + i) * LANES + lane]);
   }
-  int64_t queries = s->heads / s->kv_heads, first = head * queries * size, room = (seen / LANES + 2) * LANES;
+  int64_t queries = s->heads / s->kv_heads, first = head * queries * size, room = score_room(s);
   lanes query[queries * parts], mixed[queries * parts];
-  float scores[queries * room], *flat = (float *)query;
+  float *flat = (float *)query;
   for (int64_t i = 0; i < queries * size; i++) flat[i] = block_of(pass->q, block)[(first + i) * LANES + lane];
   score(l->prompt_keys + of_prompt, s->width, query, queries, parts, scores, room);
   score(keys, s->columns, query, queries, parts, scores + s->width, room);
@@ -143,13 +147,14 @@ INLINE void attend_row(const Step *s, const Layer *l, const Pass *pass, int64_t 
 
 static void attend(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
   PART(pass->rows * s->kv_heads, first, last);
+  float *scores = s->scores + thread.number * (s->heads / s->kv_heads) * score_room(s);
   for (int64_t i = first; i < last; i++) {
     int64_t row = i % pass->rows, head = i / pass->rows;
     /* The usual sizes as constants. */
     switch (s->size) {
-      case 64: attend_row(s, l, pass, row, head, 64 / LANES); break;
-      case 128: attend_row(s, l, pass, row, head, 128 / LANES); break;
-      default: attend_row(s, l, pass, row, head, s->size / LANES); break;
+      case 64: attend_row(s, l, pass, row, head, 64 / LANES, scores); break;
+      case 128: attend_row(s, l, pass, row, head, 128 / LANES, scores); break;
+      default: attend_row(s, l, pass, row, head, s->size / LANES, scores); break;
     }
   }
 }
