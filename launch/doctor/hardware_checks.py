@@ -12,7 +12,7 @@ from launch.plan.cost import chosen_work, memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
-from shared.model.kernels.toolchain import missing
+from shared.model.kernels.toolchain import INSTALL_COMPILER, missing
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import MIN_DESCRIPTORS
 from shared.process.processor import gains_by_packing, within
@@ -20,6 +20,7 @@ from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
 """Change which kernels run. A run sets them itself, but only if its configuration says so."""
+SLOWER = "no C compiler: PyTorch's operations compute token steps, which then take twice as long"
 HARMFUL = {
     "OMP_THREAD_LIMIT",
     "OMP_DYNAMIC",
@@ -343,7 +344,8 @@ def kernels(machine: Machine) -> Finding:
     """Whether Triton can start. PyTorch computes where it cannot, so a run does not fail."""
     toolchain = known(machine.toolchain)
     if not on_card(machine):
-        return ok("not needed: PyTorch's own operations compute on a CPU")
+        slower = toolchain.compiler is None and machine.config.actor.token_step != "torch"
+        return note(SLOWER, INSTALL_COMPILER) if slower else ok("not needed: Triton's kernels are for cards")
     if machine.config.compute.kernels == "torch":
         return ok("not needed: compute.kernels is 'torch'")
     if lacks := missing(toolchain):

@@ -160,9 +160,7 @@ def measure_rates(dtype: Any) -> Rates:
     of_head = RowProduct(head)
     of_head.choose_side(is_right)
     with torch.inference_mode():
-        head_token_step = (
-            best_time(lambda: product_of_largest(hidden[:SAMPLER_ROWS], head, of_head)) / head.numel()
-        )
+        head_token_step = best_time(lambda: product_of_largest(hidden[:SAMPLER_ROWS], head, of_head)) / head.numel()
         packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
     return Rates(
