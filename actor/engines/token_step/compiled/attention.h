@@ -34,6 +34,20 @@ INLINE void score(
   }
 }
 
+/* Of one or two queries: with two, additions need not wait for each other. */
+INLINE void mix_some(
+    const lanes *columns, int count, const float *weights, int64_t room, const int queries, const int parts,
+    lanes *found) {
+  lanes sum[2][MOST_PARTS];
+  for (int q = 0; q < queries; q++)
+    for (int p = 0; p < parts; p++) sum[q][p] = found[q * parts + p];
+  for (int c = 0; c < count; c++)
+    for (int q = 0; q < queries; q++)
+      for (int p = 0; p < parts; p++) sum[q][p] += weights[q * room + c] * columns[c * parts + p];
+  for (int q = 0; q < queries; q++)
+    for (int p = 0; p < parts; p++) found[q * parts + p] = sum[q][p];
+}
+
 /* Adds to found: [queries][parts]. */
 INLINE void mix(
     const value *values, int64_t columns, const float *weights, int64_t room, int64_t queries, const int parts,
@@ -41,14 +55,9 @@ INLINE void mix(
   Columns one;
   for (int64_t first = 0; first < columns; first += LANES) {
     int count = widen(values, first, columns, parts, one);
-    for (int64_t q = 0; q < queries; q++) {
-      const float *weight = weights + q * room + first;
-      lanes sum[MOST_PARTS];
-      for (int p = 0; p < parts; p++) sum[p] = found[q * parts + p];
-      for (int c = 0; c < count; c++)
-        for (int p = 0; p < parts; p++) sum[p] += weight[c] * one[c * parts + p];
-      for (int p = 0; p < parts; p++) found[q * parts + p] = sum[p];
-    }
+    int64_t q = 0;
+    for (; q + 2 <= queries; q += 2) mix_some(one, count, weights + q * room + first, room, 2, parts, found + q * parts);
+    if (q < queries) mix_some(one, count, weights + q * room + first, room, 1, parts, found + q * parts);
   }
 }
 
