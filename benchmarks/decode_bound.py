@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from actor.engines.engine import EndedCompletion
+from actor.engines.forms import codes_for, compiled_for, eight_bit_head_for
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.eight_bit import EightBitHead
-from actor.engines.token_step.forms import codes_for, compiled_for, eight_bit_head_for
 from actor.engines.token_step.layers import Layers
 from benchmarks.machine import write_result
 from benchmarks.student import ratio_interval

@@ -60,6 +60,7 @@ PINNED: dict[str, object] = {
     "actor.engine": "hf",
     "actor.weights": "auto",
     "actor.head": "auto",
+    "actor.token_step": "auto",
     "actor.install": "memory",
     "actor.kv_mb": 0,
     "actor.give_back": "auto",

@@ -12,9 +12,9 @@ import pytest
 import torch
 from msgspec import structs
 
+from actor.engines.forms import codes_for
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.coded import CodedWeight, Codes, reads_codes
-from actor.engines.token_step.forms import codes_for
 from actor.engines.token_step.packed import RowProduct
 from protocol.messages import Sampling
 from shared.base.cache import CachedBase, cached_base

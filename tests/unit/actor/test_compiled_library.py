@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from actor.engines.forms import compiled_for
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.compiled.library import CannotCompile, built, library_for, load, openmp_of_torch
-from actor.engines.token_step.forms import compiled_for
 from actor.engines.token_step.layers import Layers
 from shared.config.model import ModelConfig
 from shared.config.processes import ActorConfig

@@ -166,7 +166,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_threads(tmp_path: Path, 
 @kinds
 @pytest.mark.parametrize("rows", [7, 8, 16, 17, 63, 65, 130])
 def test_any_number_of_rows(tmp_path: Path, rows: int, kind: Kind) -> None:
-    """Each row of many is what it is alone."""
+    """Each row of many is what it is alone, but for the head in fp32, which MKL computes."""
     policy = policy_of(tmp_path, "Llama", kind.dtype, ADAPTED[1])
     engine = engine_of(policy, library_of(kind, tmp_path), max_sequences=200)
     (group,) = groups()[:1]
@@ -177,7 +177,8 @@ def test_any_number_of_rows(tmp_path: Path, rows: int, kind: Kind) -> None:
         one = type(group)(group_id="one", prompt_ids=group.prompt_ids, columns={}, seeds=(seed,))
         ((alone,),) = engine.generate((one,), sampling, unheard)
         assert alone.ids.tolist() == together[seed].ids.tolist()
-        assert alone.logprobs.tobytes() == together[seed].logprobs.tobytes()
+        atol = 2e-6 if kind.dtype == FP32 else 0.0
+        np.testing.assert_allclose(alone.logprobs, together[seed].logprobs, rtol=0, atol=atol)
 
 
 @kinds

@@ -11,6 +11,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from actor.engines.forms import codes_for, eight_bit_head_for
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.eight_bit import (
     CODES,
@@ -25,7 +26,6 @@ from actor.engines.token_step.eight_bit import (
     layout_name,
     multiplies_eight_bits,
 )
-from actor.engines.token_step.forms import codes_for, eight_bit_head_for
 from protocol.messages import Sampling
 from shared.base.cache import cached_base
 from shared.config.model import ModelConfig

@@ -20,7 +20,13 @@ from shared.errors import ConfigError, UserError
 from shared.process.invitation import MAX_JSON_BYTES, Invitation, accept, read_invitation
 from tests.support.disk_faults import failing
 
-SETTLED = ("compute.dtype=fp32", "compute.learner_threads=1", "compute.actor_threads=1", "rollout.prompts=6")
+SETTLED = (
+    "compute.dtype=fp32",
+    "compute.learner_threads=1",
+    "compute.actor_threads=1",
+    "actor.token_step=torch",
+    "rollout.prompts=6",
+)
 
 
 def prepared(out: Path, *keys: str) -> Path:

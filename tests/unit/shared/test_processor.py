@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,40 @@ def test_what_logits_come_from_follows_from_cap_type_and_processor(
 
 @pytest.mark.parametrize(("keys", "left"), [({"weights": "dense"}, True), ({"weights": "nf4", "head": "dense"}, False)])
 def test_a_run_whose_head_is_to_be_chosen_is_open(keys: dict[str, str], left: bool) -> None:
-    compute = {"dtype": "bf16", "learner_threads": 2, "actor_threads": 2}
+    compute, keys = {"dtype": "bf16", "learner_threads": 2, "actor_threads": 2}, keys | {"token_step": "torch"}
     assert is_open(resolve({"compute": compute, "actor": keys})) is left
     assert not is_open(resolve({"compute": compute | {"dtype": "fp32"}, "actor": keys}))
+
+
+def test_a_run_whose_token_step_is_to_be_chosen_is_open() -> None:
+    compute = {"dtype": "fp32", "learner_threads": 2, "actor_threads": 2}
+    assert is_open(resolve({"compute": compute}))
+    assert not is_open(resolve({"compute": compute, "actor": {"token_step": "compiled"}}))
+    assert not is_open(resolve({"compute": compute, "actor": {"engine": "vllm"}})), "nothing of `hf` is used"
+
+
+@pytest.mark.parametrize(
+    ("sections", "flags", "compiler", "chosen"),
+    [
+        ({}, ("avx2",), True, "compiled"),
+        ({}, ("avx2",), False, "torch"),
+        ({}, (), True, "torch"),
+        ({"compute": {"dtype": "bf16"}}, ("avx2", "amx_bf16"), True, "compiled"),
+        ({"compute": {"dtype": "bf16"}}, ("avx2", "avx512_bf16"), True, "torch"),
+        ({"compute": {"dtype": "bf16"}, "actor": {"weights": "nf4"}}, ("avx2", "amx_bf16"), True, "torch"),
+        ({"compute": {"blas": "portable"}}, ("avx2",), True, "torch"),
+        ({"compute": {"device": "cuda"}}, ("avx2",), True, "torch"),
+        ({"model": {"dequantize": "each_call"}}, ("avx2",), True, "torch"),
+        ({"model": {"quantization": "none"}}, ("avx2",), True, "compiled"),
+        ({"actor": {"engine": "vllm"}}, ("avx2",), True, "torch"),
+        ({"actor": {"token_step": "torch"}}, ("avx2",), True, "torch"),
+        ({"actor": {"token_step": "compiled"}}, (), False, "compiled"),
+    ],
+)
+def test_what_computes_a_token_follows_from_type_processor_and_compiler(
+    sections: dict[str, dict[str, Any]], flags: tuple[str, ...], compiler: bool, chosen: str
+) -> None:
+    assert settled_config(resolve(sections), replace(capacity(*flags), compiler=compiler)).actor.token_step == chosen
 
 
 def test_a_head_in_8_bits_needs_an_nf4_base() -> None:

@@ -9,11 +9,10 @@ multiples of 16, the last at most 128.
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 
-from actor.engines.kv_cache import LayerCache, Rows
 from actor.engines.token_step.compiled.library import Library
 from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.packed import Packable, RowProduct
@@ -32,6 +31,31 @@ ADDRESS, INTEGER, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 STACKS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
 """Of one input."""
+
+
+class SeenRows(Protocol):
+    """What is asked about the rows of a step (actor/engines/kv_cache.py)."""
+
+    prompt_of_row: torch.Tensor
+
+    @property
+    def columns(self) -> int: ...
+
+    @property
+    def column(self) -> int: ...
+
+    def bias(self, window: int | None) -> torch.Tensor | None: ...
+
+
+class KeptTokens(Protocol):
+    """Keys and values of one layer."""
+
+    rows: Any
+    """SeenRows."""
+    prompt_keys: torch.Tensor
+    prompt_values: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 class LinearFields(ctypes.Structure):
@@ -166,7 +190,7 @@ class CompiledLayers:
     def thin_products(self) -> list[Packable]:
         return []
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[LayerCache]) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[KeptTokens]) -> torch.Tensor:
         """[n], [n] -> [n, H]"""
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
@@ -181,9 +205,10 @@ class CompiledLayers:
         self.library.token_step(ctypes.addressof(step))
         return out
 
-    def point_at(self, cached: Sequence[LayerCache]) -> None:
+    def point_at(self, cached: Sequence[KeptTokens]) -> None:
         """At keys and values."""
-        rows, step = cast(Rows, cached[0].rows), self.step
+        step = self.step
+        rows: SeenRows = cached[0].rows
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
         step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
