@@ -26,6 +26,7 @@ from actor.engines.engine import EndedCompletion
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.fixed_rows import TokenStep
 from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.layers import Layers
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
@@ -119,7 +120,7 @@ def unheard(ended: Sequence[EndedCompletion]) -> None:
 def fixed_step_s(engine: HFEngine, rows: int) -> float:
     """Mean of steps that follow each other."""
     policy: Policy = engine.policy
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     loop = FixedLoop(policy, engine.layers, engine.end_ids, Grain())
     with torch.inference_mode():
         loop.decode(order(rows), Sampling(temperature=1.0, max_new_tokens=CAP), rows, unheard)

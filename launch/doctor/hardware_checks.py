@@ -12,10 +12,10 @@ from launch.plan.cost import chosen_work, memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
-from shared.model.kernels.toolchain import INSTALL_COMPILER, missing
+from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import MIN_DESCRIPTORS
-from shared.process.processor import gains_by_packing, within
+from shared.process.processor import INSTALL_COMPILER, gains_by_packing, within
 from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN, card_numbers, roles_here
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}

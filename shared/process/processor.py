@@ -21,6 +21,7 @@ compute when the choice is made, a small model gets one.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
-from shared.model.kernels.toolchain import find_compiler
 from shared.process.busy_cores.gathering import CORES
 from shared.process.usable_cards import check_cards, has_card
 from shared.run.files import write_whole
@@ -56,6 +56,7 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Size of the weight files above which bf16 is faster: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
+INSTALL_COMPILER = "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or name one in CC"
 BUSY = 0.5
 """So many other threads that run, for each core, that ours would wait for them."""
 LOADAVG = Path("/proc/loadavg")
@@ -91,6 +92,13 @@ def look_at_capacity() -> Capacity:
         others=others_for_each_core(),
         compiler=find_compiler(os.environ) is not None,
     )
+
+
+def find_compiler(environment: Mapping[str, str]) -> str | None:
+    """Path of the C compiler, as Triton looks for it: CC decides alone."""
+    path, named = environment.get("PATH"), environment.get("CC")
+    names = (named,) if named else ("gcc", "clang")
+    return next((found for name in names if (found := shutil.which(name, path=path))), None)
 
 
 def others_for_each_core() -> float:

@@ -11,7 +11,6 @@ Triton is loaded with this module.
 """
 
 import os
-import shutil
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from shared.process.processor import INSTALL_COMPILER, find_compiler
+
 INSTALL_TRITON = "install PyTorch's build for NVIDIA cards, which brings it (https://pytorch.org/get-started)"
-INSTALL_COMPILER = "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or name one in CC"
 INSTALL_HEADER = "install Python's headers (Debian, Ubuntu: apt-get install python3-dev)"
 OTHER_CACHE = "set TRITON_CACHE_DIR to a folder that can be written to and is not mounted noexec"
 
@@ -70,15 +70,6 @@ def triton_version() -> str | None:
         return version("triton")
     except PackageNotFoundError:
         return None
-
-
-def find_compiler(environment: Mapping[str, str]) -> str | None:
-    """As Triton looks for it: CC decides alone."""
-    path = environment.get("PATH")
-    named = environment.get("CC")
-    return next(
-        (found for name in ((named,) if named else ("gcc", "clang")) if (found := shutil.which(name, path=path))), None
-    )
 
 
 def python_header() -> Path:

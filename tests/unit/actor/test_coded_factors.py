@@ -9,6 +9,7 @@ from msgspec import structs
 
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.coded import CodedFactor, reads_codes
+from actor.engines.token_step.layers import Layers
 from actor.engines.token_step.packed import AddedProduct, FasterKinds, Packing, RowProduct
 from actor.engines.token_step.stacks import Stack, outputs
 from protocol.messages import Sampling
@@ -107,7 +108,7 @@ def test_a_sum_takes_the_scale_into_the_codes() -> None:
 
 
 def stacks_of(engine: HFEngine) -> list[Stack]:
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     return list(engine.layers.stacks())
 
 

@@ -17,8 +17,7 @@ from actor.engines.token_step.layers import Layers
 from shared.config.model import ModelConfig
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
-from shared.model.kernels.toolchain import find_compiler
-from shared.process.processor import read_flags
+from shared.process.processor import find_compiler, read_flags
 from shared.run.run_dir import CPUINFO
 from tests.support.fakes import tiny_prompter
 from tests.unit.actor.test_layers import ADAPTED, policy_of

@@ -17,9 +17,8 @@ from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bi
 from protocol.messages import Sampling
 from shared.config.processes import ActorConfig
 from shared.errors import ModelError
-from shared.model.kernels.toolchain import find_compiler
 from shared.model.policy import Policy
-from shared.process.processor import read_flags
+from shared.process.processor import find_compiler, read_flags
 from shared.run.run_dir import CPUINFO
 from tests.support.fakes import shake, tiny_prompter, unheard
 from tests.unit.actor.test_layers import ADAPTED, OURS, decoded, groups, policy_of

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from actor.engines.engine import Completion
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.layers import Layers
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.processes import ActorConfig
 from shared.model.policy import Policy
@@ -34,7 +35,7 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def engine_of(policy: Policy, kind: str, width: int) -> HFEngine:
     engine = HFEngine(policy, tiny_prompter(*ENDS), ActorConfig(max_sequences=width, fold="never"))
     if kind == "fixed":
-        assert engine.layers
+        assert isinstance(engine.layers, Layers)
         engine.fixed = FixedLoop(policy, engine.layers, engine.end_ids, Grain())
     return engine
 

@@ -11,6 +11,7 @@ import torch
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.fixed_decoding import FixedLoop, Grain, shape_of
 from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.layers import Layers
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.model import LoraConfig
 from shared.config.processes import PIECE_TOKENS, ActorConfig
@@ -59,7 +60,7 @@ def dynamic(policy: Policy, *ends: int, width: int = 0) -> HFEngine:
 def fixed(policy: Policy, *ends: int, width: int = 0, grain: Grain = AS_ON_A_CARD) -> HFEngine:
     """An engine that decodes in fixed shapes, as on a card."""
     engine = dynamic(policy, *ends, width=width)
-    assert engine.layers is not None and engine.fixed is None, "on a CPU shapes follow the tokens"
+    assert isinstance(engine.layers, Layers) and engine.fixed is None, "on a CPU shapes follow the tokens"
     engine.fixed = FixedLoop(policy, engine.layers, engine.end_ids, grain)
     return engine
 

@@ -60,7 +60,7 @@ def decoded(engine: HFEngine) -> list[Completion]:
 def both(policy: Policy, config: ActorConfig) -> tuple[list[Completion], list[Completion]]:
     """By our layers, and by those of transformers."""
     engine = HFEngine(policy, tiny_prompter(*range(6)), config)
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     ours, engine.layers = decoded(engine), None
     return ours, decoded(engine)
 
@@ -86,7 +86,7 @@ def test_in_bf16_every_operation_is_rounded_as_in_the_modules(tmp_path: Path, na
 
 def test_weights_with_the_same_input_are_multiplied_at_once_where_they_are_mapped(tmp_path: Path) -> None:
     engine = HFEngine(policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[0]), tiny_prompter(0))
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     for layer in engine.layers.layers:
         for stack, count in ((layer.qkv, 3), (layer.out, 1), (layer.gate_up, 2), (layer.down, 1)):
             weights = [weight for linear in stack.linears if (weight := frozen(linear).matmul.dense) is not None]
@@ -138,7 +138,7 @@ def test_an_install_computes_sums_into_the_memory_of_the_last_ones(tmp_path: Pat
         fresh = torch.addmm(dense, layer.lora_B, layer.lora_A, alpha=layer.scale)
         assert torch.equal(layer.folded, fresh), "the same bits as in new memory"
         assert not torch.equal(fresh, before[name])
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     for layer in engine.layers.layers:
         for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
             assert stack.folded is not None
@@ -153,7 +153,7 @@ def test_another_version_is_copied_to_the_memory_of_the_last_one(
 ) -> None:
     policy = policy_of(tmp_path, "Qwen2", dtype, targets, dequantize)
     engine = HFEngine(policy, tiny_prompter(0), ActorConfig(fold="never"))
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     before = [tensor.data_ptr() for tensor in versioned(engine.layers)]
     shake(policy, 4)
     engine.prepare()

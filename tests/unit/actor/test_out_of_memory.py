@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.hf_engine import CALM_ORDERS, HFEngine
+from actor.engines.token_step.layers import Layers
 from protocol.messages import GroupOrder, Sampling
 from shared.errors import ModelError
 from shared.model.policy import Policy
@@ -99,7 +100,7 @@ def policy(checkpoint: Path) -> Policy:
 
 def engine_of(policy: Policy, *, fixed: bool) -> HFEngine:
     engine = HFEngine(policy, tiny_prompter(*range(6)))
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     if fixed:
         engine.fixed = FixedLoop(policy, engine.layers, engine.end_ids, Grain())
     return engine

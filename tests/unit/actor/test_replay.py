@@ -12,6 +12,7 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.fixed_rows import FixedBuffers
 from actor.engines.hf_engine import HFEngine
 from actor.engines.replay import MOST, Replay, Step, StepShape
+from actor.engines.token_step.layers import Layers
 from protocol.messages import GroupOrder, Sampling
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
@@ -117,7 +118,7 @@ def policy(checkpoint: Path) -> Policy:
 def engine_with(policy: Policy, capture: type[Recorder] | None) -> tuple[HFEngine, list[Recorder]]:
     """Its graphs are made by this."""
     engine, made = HFEngine(policy, tiny_prompter(*range(6))), list[Recorder]()
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
 
     def begin() -> Recorder:
         assert capture is not None and engine.fixed is not None

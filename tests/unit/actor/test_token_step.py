@@ -15,7 +15,7 @@ from actor.engines.fixed_cache import FixedShape
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.layers import layers_of
+from actor.engines.token_step.layers import Layers, layers_of
 from launch.card.published import QWEN_15B
 from protocol.messages import GroupOrder, Sampling
 from shared.base.architecture import architecture_of
@@ -124,7 +124,7 @@ def test_every_step_uses_the_same_memory_also_with_another_adapter(
     """What a CUDA graph relies on: it repeats addresses."""
     policy = tiny_policy(architecture_model(tmp_path, name), dequantize=dequantize)
     engine = HFEngine(policy, tiny_prompter(0, 1), ActorConfig(fold=fold))
-    assert engine.layers is not None
+    assert isinstance(engine.layers, Layers)
     engine.fixed = FixedLoop(policy, engine.layers, engine.end_ids, Grain())
     engine.generate((group(),), Sampling(temperature=1.0, max_new_tokens=12), unheard)
     first = outside(engine)

@@ -18,7 +18,6 @@ from shared.model.kernels.toolchain import (
     Toolchain,
     cache_folder,
     can_load_from,
-    find_compiler,
     look_at_toolchain,
     missing,
     python_header,
@@ -26,6 +25,7 @@ from shared.model.kernels.toolchain import (
 from shared.model.kernels.trial import TRIALS, Tensors, Trial, judge
 from shared.model.policy import TORCH, Kernels, Policy
 from shared.process.card import CardFacts
+from shared.process.processor import find_compiler
 from tests.support.fakes import tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")

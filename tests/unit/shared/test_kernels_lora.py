@@ -10,6 +10,7 @@ import torch
 from actor.engines.engine import Completion
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.layers import Layers
 from protocol.messages import GroupOrder, Sampling
 from shared.model import lora
 from shared.model.policy import Kernels, Policy
@@ -119,7 +120,7 @@ def orders() -> tuple[GroupOrder, ...]:
 def completions(policy: Policy, *, fixed: bool) -> list[Completion]:
     """fixed: in fixed shapes, as on a card."""
     engine = HFEngine(policy, tiny_prompter(0))
-    if fixed and engine.layers:
+    if fixed and isinstance(engine.layers, Layers):
         engine.fixed = FixedLoop(policy, engine.layers, engine.end_ids, Grain())
     groups = engine.generate(orders(), Sampling(temperature=1.0, max_new_tokens=4), lambda ended: None)
     return [completion for group in groups for completion in group]

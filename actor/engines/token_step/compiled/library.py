@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from shared.config.model import CACHE_DIR_KEY
-from shared.model.kernels.toolchain import INSTALL_COMPILER, find_compiler
+from shared.process.processor import INSTALL_COMPILER, find_compiler
 from shared.run.file_lock import exclusive
 from shared.run.files import make_folder, write_whole
 
