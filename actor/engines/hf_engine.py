@@ -138,7 +138,8 @@ class HFEngine:
         self.head_product: RowsTimesWeight = partial(product_of_largest, weight=policy.head, rounded=self.head)
         if compiled and eight_bit:
             self.head_product = CompiledHead(compiled, eight_bit, policy.head)
-        self.packing = Packing(config.packed)
+        # The C code reads weights as they lie; the plan of a run counts no memory for a packed head alone.
+        self.packing = Packing(0.0 if compiled else config.packed)
         self.prepare()
         # A method of this object would refer to it in a circle, and keep its tensors until a garbage collection.
         self.base = BaseChecksum(partial(all_sums, self.residency, codes, eight_bit))

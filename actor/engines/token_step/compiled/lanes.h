@@ -24,6 +24,7 @@
 #define LANES 8
 #endif
 #define BYTES (4 * LANES)
+#define CACHE_LINE 64
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float lanes __attribute__((vector_size(BYTES), aligned(BYTES)));

@@ -145,11 +145,21 @@ INLINE void attend_row(
     *packed_place(block_of(pass->mixed, block), first + i, lane) = narrow(flat[i]);
 }
 
+/* Own keys and values of a row and a head, which the processor does not foresee. */
+static void fetch(const Step *s, const Layer *l, const Pass *pass, int64_t row, int64_t head) {
+  int64_t own = (pass->first + row) * s->row_apart + head * s->head_apart;
+  for (int64_t i = 0; i < s->columns * s->size; i += CACHE_LINE / sizeof(value)) {
+    __builtin_prefetch(l->keys + own + i, 0, 2);
+    __builtin_prefetch(l->values + own + i, 0, 2);
+  }
+}
+
 static void attend(const Step *s, const Layer *l, const Pass *pass, Thread thread) {
   PART(pass->rows * s->kv_heads, first, last);
   float *scores = s->scores + thread.number * (s->heads / s->kv_heads) * score_room(s);
   for (int64_t i = first; i < last; i++) {
     int64_t row = i % pass->rows, head = i / pass->rows;
+    if (i + 1 < last) fetch(s, l, pass, (i + 1) % pass->rows, (i + 1) / pass->rows);
     /* The usual sizes as constants. */
     switch (s->size) {
       case 64: attend_row(s, l, pass, row, head, 64 / LANES, scores); break;
