@@ -31,7 +31,13 @@ from tests.support.runs import (
 )
 
 pytestmark = pytest.mark.timeout(300)
-ORDERS = SMALL | {"run.steps": 4, "rollout.groups_per_order": 1, "eval.problems": 4, "compute.dtype": "fp32"}
+ORDERS = SMALL | {
+    "run.steps": 4,
+    "rollout.groups_per_order": 1,
+    "eval.problems": 4,
+    "compute.dtype": "fp32",
+    "actor.token_step": "torch",
+}
 
 
 @pytest.fixture(scope="module")
