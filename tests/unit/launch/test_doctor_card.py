@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from launch.card.cards import Card, CardProcess, Cards, chosen_card, look_at_cards, read_cards
 from launch.doctor import hardware_checks, run_checks
@@ -289,7 +290,17 @@ def test_what_triton_lacks_is_a_warning_with_its_remedy(toolchain: Toolchain, fo
     assert finding.level == "warning"
     assert found in finding.found and "PyTorch's own operations compute" in finding.found
     assert remedy in finding.remedy and "compute.kernels=torch" in finding.remedy
-    assert hardware_checks.kernels(machine).level == "ok", "nothing of it is needed without a card"
+    if toolchain.compiler:
+        assert hardware_checks.kernels(machine).level == "ok", "nothing of it is needed without a card"
+
+
+def test_without_a_card_and_a_compiler_token_steps_take_longer() -> None:
+    machine = replace(sound(), toolchain=replace(TOOLCHAIN, compiler=None))
+    finding = hardware_checks.kernels(machine)
+    assert finding.level == "note" and "token steps, which then take twice as long" in finding.found
+    assert "apt-get install gcc" in finding.remedy
+    config = structs.replace(machine.config, actor=structs.replace(machine.config.actor, token_step="torch"))
+    assert hardware_checks.kernels(replace(machine, config=config)).level == "ok"
     chosen = configured(compute={"device": "cuda", "kernels": "torch"})(with_torch()(machine))
     assert hardware_checks.kernels(chosen).level == "ok", "nor where PyTorch is asked for"
 
