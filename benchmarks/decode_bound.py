@@ -8,11 +8,12 @@ products, attention, head and sampling. The widths take turns, so that other loa
 alike. The folder is a Hugging Face model; the base is cached as a run caches it.
 
     python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
+        [--token-step torch]
 
 Where the base is read as codes, so is the adapter with few rows. Such steps take turns with steps whose adapter is in
 bf16, and the result has the ratio of their times.
 
---packed and --weights: as `actor.packed` and `actor.weights`; the result says what `auto` is here. The bound is that of
+--packed, --weights and --token-step: as the keys of [actor]; the result says what `auto` is here. The bound is that of
 bf16 weights, also where codes are read.
 """
 
@@ -51,6 +52,7 @@ GROUP, PROMPT, TOKENS = 8, 60, 128
 Dtype = Literal["fp32", "bf16"]
 Weights = Literal["auto", "dense", "nf4"]
 Head = Literal["auto", "dense", "int8"]
+Step = Literal["auto", "torch", "compiled"]
 
 
 def main() -> None:
@@ -62,9 +64,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--packed", type=float, default=ActorConfig().packed)
     parser.add_argument("--weights", choices=("auto", "nf4", "dense"), default="auto")
+    parser.add_argument("--token-step", choices=("auto", "torch", "compiled"), default="auto")
     args = parser.parse_args()
     pin_torch(args.threads)
-    engine = opened(args.folder, args.dtype, args.packed, args.weights)
+    engine = opened(args.folder, args.dtype, args.packed, args.weights, token_step=args.token_step)
     reads: list[float] = []
     steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
     in_bf16: dict[int, list[float]] = {rows: [] for rows in args.rows if engine.codes and rows <= CODED_ADAPTER_ROWS}
@@ -106,10 +109,13 @@ def main() -> None:
     part = ("" if args.packed == ActorConfig().packed else f"_packed_{args.packed:g}") + (
         "" if args.weights == "auto" else f"_{args.weights}"
     )
+    part += "" if args.token_step == "auto" else f"_{args.token_step}"
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
-def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Head = "auto") -> HFEngine:
+def opened(
+    folder: str, dtype: Dtype, packed: float, weights: Weights, head: Head = "auto", token_step: Step = "auto"
+) -> HFEngine:
     """An engine whose completions never end, with an adapter that is not zero."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)
@@ -118,7 +124,8 @@ def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Hea
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    rollout, actor = RolloutConfig(max_new_tokens=TOKENS), ActorConfig(packed=packed, weights=weights, head=head)
+    rollout = RolloutConfig(max_new_tokens=TOKENS)
+    actor = ActorConfig(packed=packed, weights=weights, head=head, token_step=token_step)
     compute = ComputeConfig(dtype=dtype, device="cpu")
     config = settled_config(Config(model=model, rollout=rollout, actor=actor, compute=compute))
     codes, eight_bit = codes_for(config, base, policy), eight_bit_head_for(config, base, policy)
