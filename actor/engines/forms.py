@@ -10,7 +10,7 @@ import torch
 
 from actor.engines.token_step.coded import Codes, reads_codes
 from actor.engines.token_step.compiled.library import Library, library_for
-from actor.engines.token_step.compiled.step import is_covered
+from actor.engines.token_step.compiled.step import has_covered_sizes
 from actor.engines.token_step.eight_bit import REMEDY, EightBitHead, eight_bit_head, multiplies_eight_bits
 from actor.engines.token_step.stacks import dense_bytes
 from shared.base.cache import CachedBase
@@ -38,7 +38,7 @@ def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
 
 
 def uses_own_layers(policy: Policy) -> bool:
-    """Whether it is decoded by actor/engines/token_step/layers.py from dense values on a CPU."""
+    """Whether it is decoded by our own layers, in C or in PyTorch, from dense values on a CPU."""
     return policy.device.type == "cpu" and dense_bytes(policy.adapter) > 0 and covers(policy.backbone)
 
 
@@ -60,6 +60,9 @@ def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> Eigh
 
 def compiled_for(config: Config, policy: Policy) -> Library | None:
     """The token step in C; None where PyTorch's operations compute it."""
-    if config.actor.token_step != "compiled" or not is_covered(policy):
+    if config.actor.token_step != "compiled":
+        return None
+    if not uses_own_layers(policy) or not has_covered_sizes(policy):
+        log.info("PyTorch's operations compute the token step: the C code does not cover this model")
         return None
     return library_for(policy.dtype, cache_root(config.model))

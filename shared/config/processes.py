@@ -242,9 +242,10 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     64 or more."""
     token_step: Literal["auto", "torch", "compiled"] = "auto"
     """What computes a token of Llama, Qwen2 or Qwen3 in `hf` on a CPU. `torch`: PyTorch's operations. `compiled`: C
-    code, which the C compiler of this machine makes in a second on the first start; it takes half of the time where a
-    processor has AMX, and less for small models. It reads dense values, so it goes with `actor.weights = "dense"`.
-    `auto` is `compiled` in fp32, and in bf16 with AMX, where there is a compiler. The tokens depend on it."""
+    code, which GCC compiles on the first start; it takes less than two thirds of the time where it was measured. It
+    reads dense values. `auto` is `compiled` where GCC is there and the processor has AVX2 (fp32) or AMX (bf16), with
+    dense weights and compute.blas = "fast". A model whose sizes it does not cover takes `torch`. The tokens depend on
+    it."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

@@ -3,7 +3,7 @@
     dtype       bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
     weights     where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
     head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
-    token_step  where it samples dense values on a CPU with AVX2, in bf16 with AMX, and there is a C compiler: C code
+    token_step  where it samples dense values on a CPU (fp32: with AVX2, bf16: with AMX) and GCC is there: C code
     threads     all physical cores that the container allows; half of them for each process if both compute at once
 
 `weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that
@@ -23,7 +23,7 @@ compute when the choice is made, a small model gets one.
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,18 +44,21 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 """As Linux lists them: x86 and Arm."""
 CODES_FLAG = "avx512_bf16"
 """Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
-VECTORS_FLAG = "avx2"
+AVX2_FLAG = "avx2"
 """Of processors for which the token step in C was measured in fp32."""
-WIDE_FLAG = "avx512f"
+AVX512_FLAG = "avx512f"
 """Of processors with AVX-512."""
-TILES_FLAG = "amx_bf16"
-"""Of processors that are faster with dense values: with 8 rows codes take as long, with 32 three times as long."""
+AMX_FLAG = "amx_bf16"
+"""Of processors that are faster with dense values, and with C code: with 8 rows codes take as long, with 32 three times
+as long."""
 EIGHT_BIT_FLAG = "avx512_vnni"
 """Of processors that multiply in 8 bits (actor/engines/token_step/eight_bit.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Size of the weight files above which bf16 is faster: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
+C_CODE_COMPILERS = ("gcc",)
+"""Of the token step in C (actor/engines/token_step/compiled)."""
 INSTALL_COMPILER = "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or name one in CC"
 BUSY = 0.5
 """So many other threads that run, for each core, that ours would wait for them."""
@@ -81,7 +84,7 @@ class Capacity:
     others: float = 0.0
     """Other processes that compute now, for each core of the machine."""
     compiler: bool = False
-    """Whether there is one for C."""
+    """Whether there is one for the token step in C."""
 
 
 def look_at_capacity() -> Capacity:
@@ -90,14 +93,14 @@ def look_at_capacity() -> Capacity:
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
         card=has_card(),
         others=others_for_each_core(),
-        compiler=find_compiler(os.environ) is not None,
+        compiler=find_compiler(os.environ, C_CODE_COMPILERS) is not None,
     )
 
 
-def find_compiler(environment: Mapping[str, str]) -> str | None:
-    """Path of the C compiler, as Triton looks for it: CC decides alone."""
+def find_compiler(environment: Mapping[str, str], known: Sequence[str] = ("gcc", "clang")) -> str | None:
+    """Path of the C compiler, as Triton looks for it: CC decides alone. known: else the first of these."""
     path, named = environment.get("PATH"), environment.get("CC")
-    names = (named,) if named else ("gcc", "clang")
+    names = (named,) if named else known
     return next((found for name in names if (found := shutil.which(name, path=path))), None)
 
 
@@ -170,7 +173,7 @@ def chosen_weights(config: Config, compute: ComputeConfig, found: Capacity) -> L
     model = config.model
     if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):
         return "dense" if model.dequantize == "once" else "nf4"
-    helps = CODES_FLAG in found.flags and TILES_FLAG not in found.flags
+    helps = CODES_FLAG in found.flags and AMX_FLAG not in found.flags and config.actor.token_step != "compiled"
     return "nf4" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 
@@ -186,7 +189,7 @@ def chosen_token_step(
     """What computes a token of `hf`."""
     dense = weights == "dense" and (config.model.quantization == "none" or config.model.dequantize != "each_call")
     sampled_here = config.actor.engine == "hf" and compute.blas == "fast" and not is_on_card(compute, found)
-    helps = (VECTORS_FLAG if compute.dtype == "fp32" else TILES_FLAG) in found.flags
+    helps = (AVX2_FLAG if compute.dtype == "fp32" else AMX_FLAG) in found.flags
     return "compiled" if found.compiler and dense and sampled_here and helps else "torch"
 
 
@@ -255,8 +258,8 @@ def gains_by_packing(flags: frozenset[str], compute: ComputeConfig) -> bool:
     """Whether packed weights may make a token step faster (actor/engines/token_step/packed.py). With AMX they were not
     faster in bf16 where it was measured; in fp32 see `is_for_onednn`."""
     if compute.dtype == "bf16":
-        return TILES_FLAG not in flags
-    return VECTORS_FLAG in flags and (WIDE_FLAG not in flags or compute.blas == "portable")
+        return AMX_FLAG not in flags
+    return AVX2_FLAG in flags and (AVX512_FLAG not in flags or compute.blas == "portable")
 
 
 def usable_cores(allowed: Iterable[int], cpus: Path, container: float | None) -> int:

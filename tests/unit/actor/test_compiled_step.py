@@ -12,7 +12,7 @@ import torch
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.compiled.library import NO_TILES, Library, compiled, load, openmp_of_torch, options_for
-from actor.engines.token_step.compiled.step import CompiledDraw, CompiledHead, CompiledLayers, is_covered
+from actor.engines.token_step.compiled.step import CompiledDraw, CompiledHead, CompiledLayers, has_covered_sizes
 from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
 from protocol.messages import Sampling
 from shared.config.processes import ActorConfig
@@ -84,7 +84,7 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_numbers_are_those_of_the_modules(tmp_path: Path, name: str, targets: tuple[str, ...], kind: Kind) -> None:
     policy = policy_of(tmp_path, name, kind.dtype, targets)
     engine = engine_of(policy, library_of(kind, tmp_path), fold="never", max_sequences=4)
-    assert is_covered(policy) and isinstance(engine.layers, CompiledLayers)
+    assert has_covered_sizes(policy) and isinstance(engine.layers, CompiledLayers)
     atol = 2e-5 if kind.dtype == FP32 else 0.02
     for mine, theirs in zip(decoded(engine), by_modules(policy, fold="never", max_sequences=4), strict=True):
         same = common(mine.ids, theirs.ids)

@@ -25,7 +25,7 @@ from shared.model.kernels.toolchain import (
 from shared.model.kernels.trial import TRIALS, Tensors, Trial, judge
 from shared.model.policy import TORCH, Kernels, Policy
 from shared.process.card import CardFacts
-from shared.process.processor import find_compiler
+from shared.process.processor import C_CODE_COMPILERS, find_compiler
 from tests.support.fakes import tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -234,6 +234,7 @@ def test_the_compiler_is_the_one_that_triton_takes(tmp_path: Path) -> None:
     assert find_compiler(path | {"CC": "absent"}) is None
     (tmp_path / "gcc").unlink()
     assert find_compiler(path) == str(tmp_path / "clang")
+    assert find_compiler(path, C_CODE_COMPILERS) is None, "the token step in C takes no clang"
     assert find_compiler({"PATH": str(tmp_path / "nowhere")}) is None
 
 

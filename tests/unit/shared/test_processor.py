@@ -147,12 +147,20 @@ def test_a_run_whose_token_step_is_to_be_chosen_is_open() -> None:
         ({"actor": {"engine": "vllm"}}, ("avx2",), True, "torch"),
         ({"actor": {"token_step": "torch"}}, ("avx2",), True, "torch"),
         ({"actor": {"token_step": "compiled"}}, (), False, "compiled"),
+        ({"actor": {"token_step": "compiled"}, "compute": {"dtype": "bf16"}}, ("avx512_bf16",), True, "compiled"),
     ],
 )
 def test_what_computes_a_token_follows_from_type_processor_and_compiler(
     sections: dict[str, dict[str, Any]], flags: tuple[str, ...], compiler: bool, chosen: str
 ) -> None:
-    assert settled_config(resolve(sections), replace(capacity(*flags), compiler=compiler)).actor.token_step == chosen
+    actor = settled_config(resolve(sections), replace(capacity(*flags), compiler=compiler)).actor
+    assert actor.token_step == chosen
+    assert chosen == "torch" or actor.weights == "dense", "it reads no codes"
+
+
+def test_c_code_reads_no_codes() -> None:
+    with pytest.raises(ConfigError, match=r"^actor\.token_step is 'compiled', which reads dense values, but actor\.w"):
+        resolve({"actor": {"token_step": "compiled", "weights": "nf4"}})
 
 
 def test_a_head_in_8_bits_needs_an_nf4_base() -> None:

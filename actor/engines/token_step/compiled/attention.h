@@ -1,4 +1,5 @@
-/* Attention of the queries of one row that share a key's head to the tokens so far: those of its prompt, which other rows share, then its own.
+/* Attention of the queries of one row that share a key's head to the tokens so far: those of its prompt, which other
+   rows share, then its own.
 
        scores = scale (q . k) + bias      weights = round(softmax(scores))      mixed = round(sum of weights v)
 
@@ -9,7 +10,7 @@
 /* Some columns of a head, `parts` vectors each, in fp32. All queries that share them use them from the cache. */
 typedef lanes Columns[LANES * MOST_PARTS];
 INLINE int widen(const value *from, int64_t first, int64_t columns, const int parts, Columns to) {
-  int count = least(LANES, columns - first);
+  int count = smaller(LANES, columns - first);
   for (int c = 0; c < count; c++)
     for (int p = 0; p < parts; p++) to[c * parts + p] = load_values(from + ((first + c) * parts + p) * LANES);
   return count;
@@ -24,7 +25,7 @@ INLINE void score(
     widen(keys, first, columns, parts, key);
     for (int64_t q = 0; q < queries; q++) {
       lanes sums[LANES];
-      /* Those behind the last column are of an earlier one, or of nothing; they are written over. */
+      /* Behind the last column are old values; their scores are overwritten. */
       for (int c = 0; c < LANES; c++) {
         sums[c] = (lanes){0};
         for (int p = 0; p < parts; p++) sums[c] += query[q * parts + p] * key[c * parts + p];
@@ -73,7 +74,7 @@ INLINE void softmax(float *scores, int64_t columns, float scale, const float *bi
   }
   float top = largest(most);
   for (int64_t c = 0; c < filled; c += LANES) {
-    lanes some = power(load(scores + c) - top);
+    lanes some = exp_of(load(scores + c) - top);
     store(scores + c, some);
     sum += some;
   }

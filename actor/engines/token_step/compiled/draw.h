@@ -2,8 +2,8 @@
 
        w_j = exp(z_j - max z),   token = first j with  sum_{i <= j} w_i > u S,   S = sum_j w_j
 
-   A row is gone through twice, for its maximum and for the sums of its blocks; inside the block that the draw falls into
-   the weights are made again. */
+   A row is read twice, for its maximum and for the sums of its blocks. In the block that the draw falls into, the weights
+   are computed again. */
 
 #define BLOCK 1024 /* tokens; a block is summed in fp32, blocks in double */
 
@@ -21,7 +21,7 @@ INLINE lanes shifted_logits(const float *logits, int64_t from, int64_t end, floa
 static BlockSums block_sums(const float *logits, int64_t from, int64_t end, float top) {
   lanes sum = {0}, of_logits = {0}, zero = {0};
   for (int64_t i = from; i < end; i += LANES) {
-    lanes shifted = shifted_logits(logits, i, end, top), weight = power(shifted);
+    lanes shifted = shifted_logits(logits, i, end, top), weight = exp_of(shifted);
     sum += weight;
     /* -infinity times 0 is not a number. */
     of_logits += chosen(weight > 0.0f, weight * shifted, zero);
@@ -54,7 +54,7 @@ static int64_t first_at(const float *logits, int64_t size, float top) {
 static int64_t place_in_block(const float *logits, int64_t from, int64_t end, float top, double share) {
   float weights[BLOCK + LANES];
   double whole = 0, upto = 0;
-  for (int64_t i = from; i < end; i += LANES) store(weights + i - from, power(shifted_logits(logits, i, end, top)));
+  for (int64_t i = from; i < end; i += LANES) store(weights + i - from, exp_of(shifted_logits(logits, i, end, top)));
   for (int64_t i = 0; i < end - from; i++) whole += weights[i];
   /* Rounding might put the share at the whole, which no sum exceeds. */
   double limit = fmin(share * whole, nextafter(whole, 0));
@@ -69,7 +69,7 @@ static void draw_row(const float *logits, int64_t size, const double *uniform, B
   float top = top_of(logits, size);
   double sum = 0, of_logits = 0, before = 0;
   for (int64_t b = 0; b < count; b++) {
-    blocks[b] = block_sums(logits, b * BLOCK, least(size, (b + 1) * BLOCK), top);
+    blocks[b] = block_sums(logits, b * BLOCK, smaller(size, (b + 1) * BLOCK), top);
     sum += blocks[b].sum;
     of_logits += blocks[b].of_logits;
   }
@@ -77,7 +77,7 @@ static void draw_row(const float *logits, int64_t size, const double *uniform, B
     double limit = *uniform * sum;
     while (block + 1 < count && before + blocks[block].sum <= limit) before += blocks[block++].sum;
     double share = (limit - before) / blocks[block].sum;
-    *id = place_in_block(logits, block * BLOCK, least(size, (block + 1) * BLOCK), top, share);
+    *id = place_in_block(logits, block * BLOCK, smaller(size, (block + 1) * BLOCK), top, share);
   } else {
     *id = first_at(logits, size, top);
   }

@@ -38,7 +38,7 @@ typedef uint16_t value;
 typedef float value;
 #endif
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE lanes load(const float *from) { return (lanes) * (const unaligned *)from; }
 INLINE void store(float *to, lanes x) { *(unaligned *)to = (unaligned)x; }
 
@@ -74,9 +74,9 @@ INLINE value narrow(float x) {
   return (both.bits + 0x7fff + ((both.bits >> 16) & 1)) >> 16;
 }
 /* Where the pair or the number of feature k begins in packed activations, in floats. */
-INLINE int64_t packed(int64_t k) { return k / 2 * LANES; }
+INLINE int64_t packed_offset(int64_t k) { return k / 2 * LANES; }
 INLINE void pack(float *to, int64_t k, lanes even, lanes odd) {
-  *(words *)(to + packed(k)) = (rounded_bits(even) >> 16) | rounded_bits(odd);
+  *(words *)(to + packed_offset(k)) = (rounded_bits(even) >> 16) | rounded_bits(odd);
 }
 INLINE value *packed_place(float *to, int64_t k, int64_t lane) {
   return (value *)to + (k / 2 * LANES + lane) * 2 + k % 2;
@@ -86,16 +86,16 @@ INLINE float wide(value v) { return v; }
 INLINE lanes rounded(lanes x) { return x; }
 INLINE lanes load_values(const value *from) { return load(from); }
 INLINE value narrow(float x) { return x; }
-INLINE int64_t packed(int64_t k) { return k * LANES; }
+INLINE int64_t packed_offset(int64_t k) { return k * LANES; }
 INLINE void pack(float *to, int64_t k, lanes even, lanes odd) {
-  *(lanes *)(to + packed(k)) = even;
-  *(lanes *)(to + packed(k + 1)) = odd;
+  *(lanes *)(to + packed_offset(k)) = even;
+  *(lanes *)(to + packed_offset(k + 1)) = odd;
 }
-INLINE value *packed_place(float *to, int64_t k, int64_t lane) { return to + packed(k) + lane; }
+INLINE value *packed_place(float *to, int64_t k, int64_t lane) { return to + packed_offset(k) + lane; }
 #endif
 
-/* e^x within two units in the last place; 0 below -87, where floats end. */
-INLINE lanes power(lanes x) {
+/* e^x within two units in the last place; 0 below -87, near the smallest floats. */
+INLINE lanes exp_of(lanes x) {
   integers vanishes = x < -87.0f;
   lanes zero = {0};
   x = chosen(vanishes, zero, x);
@@ -110,7 +110,7 @@ INLINE lanes power(lanes x) {
   return chosen(vanishes, zero, found);
 }
 
-/* Halves the number of vectors: lane j of x[i] then has a part of the sum of the vector whose number begins with i. */
+/* Halves the number of vectors: x[i] gets half of the lanes of x[i] and of x[i + half], each the sum of two. */
 #define HALVE(half, ...)                                             \
   for (int i = 0; i < half; i++) {                                   \
     static const integers near = {__VA_ARGS__};                      \

@@ -1,6 +1,6 @@
 """The library of the compiled token step: built once with the C compiler of this machine, and kept in the cache folder.
 
-    compiler    $CC or gcc. Not clang, which has no __builtin_shuffle
+    compiler    $CC or gcc; clang has no __builtin_shuffle
     threads     those of PyTorch: the library is linked with PyTorch's own OpenMP. With a second one, the threads of
                 both would wait for each other's cores
     name        has a digest of the sources, the options, the compiler, the processor and the type of the weights
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from shared.config.model import CACHE_DIR_KEY
-from shared.process.processor import INSTALL_COMPILER, find_compiler
+from shared.process.processor import C_CODE_COMPILERS, INSTALL_COMPILER, find_compiler
 from shared.run.file_lock import exclusive
 from shared.run.files import make_folder, write_whole
 
@@ -35,6 +35,7 @@ SOURCES = Path(__file__).parent
 MAIN = "token_step.c"
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
 OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
+"""All that decide what is compiled: the name of the file depends on them."""
 NO_TILES = "-DNO_TILES"
 """Where the kernel does not let this process use AMX, though the processor has it."""
 IN_BF16 = "-DIN_BF16"
@@ -56,21 +57,21 @@ class Library:
     name: str
     """Of its file; another library has another name."""
     token_step: Any
-    """Address of a `Step`."""
+    """Takes the address of a `Step`."""
     draw: Any
-    """Logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
+    """Takes logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
     finish_logits: Any
-    """Logits, rows, vocabulary, steps, lows, sums, weight, hidden rows, their width, room, threads."""
+    """Takes logits, rows, vocabulary, steps, lows, sums, weight, hidden rows, their width, room, threads."""
     structure_bytes: tuple[int, int]
     """Sizes of `Step` and `Layer` in C."""
     room_rows: int
-    """Rows for whose activations there must be room."""
+    """The most rows that go through the layers together; the activations of so many need room."""
     draw_room: int
     """Bytes that a thread needs for each block of the vocabulary."""
     draw_block: int
     """Tokens in such a block."""
     logits_block: int
-    """Tokens for each of which finishing a row of logits needs room for a float."""
+    """Tokens in a block of `finish_logits`, which needs a float for each block of each row."""
 
 
 def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
@@ -84,7 +85,7 @@ def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
 
 def built(dtype: torch.dtype, cache: Path) -> Path:
     """The file, made now if it does not exist. cache: its folder."""
-    compiler, runtime = find_compiler(os.environ), openmp_of_torch()
+    compiler, runtime = find_compiler(os.environ, C_CODE_COMPILERS), openmp_of_torch()
     if compiler is None:
         raise CannotCompile(f"there is no C compiler; {INSTALL_COMPILER}")
     options = options_for(dtype)

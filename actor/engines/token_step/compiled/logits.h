@@ -2,7 +2,7 @@
 
        z = s p + l r,   then W x for the largest of a row
 
-   The LARGEST largest are in the blocks of COLUMNS columns with the LARGEST largest maxima. So what is at least as large
+   The LARGEST largest are in the blocks of COLUMNS columns with the LARGEST largest maxima. So what is at smaller as large
    as the smallest of these maxima is computed again, in fp32: all of the LARGEST, and some more. */
 
 #define COLUMNS 128
@@ -45,12 +45,12 @@ static void finish_row(float *logits, const float *sums, int64_t size, float ste
   int64_t count = (size + COLUMNS - 1) / COLUMNS;
   for (int64_t b = 0; b < count; b++) {
     int64_t from = b * COLUMNS;
-    maxima[b] = finish_block(logits + from, sums + from, least(COLUMNS, size - from), step, low);
+    maxima[b] = finish_block(logits + from, sums + from, smaller(COLUMNS, size - from), step, low);
   }
   float bound = bound_of(maxima, count);
   for (int64_t b = 0; b < count; b++) {
     if (maxima[b] < bound) continue;
-    for (int64_t i = b * COLUMNS; i < least(size, (b + 1) * COLUMNS); i++)
+    for (int64_t i = b * COLUMNS; i < smaller(size, (b + 1) * COLUMNS); i++)
       if (logits[i] >= bound) logits[i] = exact(weight + i * width, x, width);
   }
 }

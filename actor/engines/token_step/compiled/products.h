@@ -8,8 +8,8 @@
 
 #define TILE 16 /* outputs that are computed at once */
 #define MOST_BLOCKS 4
-#define LINE TILE /* inputs between two looks ahead; `in` is a multiple of it */
-#define MOST_OUTS 8 /* that are computed at once where there are no tiles */
+#define PREFETCH_STEP TILE /* inputs between two prefetches; `in` is a multiple of it */
+#define MOST_OUTS 8 /* outputs that are computed at once without AMX */
 #ifdef __AVX512VL__
 #define REGISTERS 32 /* for vectors */
 #else
@@ -43,12 +43,12 @@ INLINE void some_sums(
   lanes sum[MOST_OUTS][MOST_BLOCKS];
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sum[o][b] = (lanes){0};
-  for (int64_t line = 0; line < in; line += LINE) {
-    /* Processors foresee few of so many rows of a weight. */
+  for (int64_t line = 0; line < in; line += PREFETCH_STEP) {
+    /* By itself, a processor fetches ahead for few rows of a weight at a time. */
     for (int o = 0; o < outs; o++) __builtin_prefetch(weight + (outs + o) * in + line, 0, 2);
-    for (int64_t i = line; i < line + LINE; i += INPUTS)
+    for (int64_t i = line; i < line + PREFETCH_STEP; i += INPUTS)
       for (int o = 0; o < outs; o++)
-        for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], weight + o * in + i, x + b * apart + packed(i));
+        for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], weight + o * in + i, x + b * apart + packed_offset(i));
   }
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sums[b * TILE + o] = sum[o][b];
@@ -67,7 +67,7 @@ INLINE void tile_sums(const value *weight, int64_t in, const float *x, int64_t a
   if (blocks > 1) _tile_zero(1);
   if (blocks > 2) _tile_zero(2);
   if (blocks > 3) _tile_zero(3);
-  for (int64_t i = 0; i < in; i += TILE_INPUTS, x += packed(TILE_INPUTS)) {
+  for (int64_t i = 0; i < in; i += TILE_INPUTS, x += packed_offset(TILE_INPUTS)) {
     for (int o = 0; o < TILE; o++) __builtin_prefetch(weight + (TILE + o) * in + i, 0, 2);
     _tile_loadd(4, weight + i, in * sizeof(value));
     _tile_loadd(5, x, BYTES);
@@ -141,7 +141,7 @@ typedef struct {
 } Rows;
 INLINE int64_t apart(Rows x) { return x.features * LANES; }
 INLINE float *block_of(Rows x, int64_t block) { return x.at + block * apart(x); }
-INLINE Rows from_feature(Rows x, int64_t k) { return (Rows){x.at + packed(k), x.features}; }
+INLINE Rows from_feature(Rows x, int64_t k) { return (Rows){x.at + packed_offset(k), x.features}; }
 
 /* Packs round(A x) of several linears, one below the other, into `low`. */
 static void low_rank(
@@ -156,7 +156,7 @@ static void low_rank(
         for (int i = 0; i < TILE; i += 2)
           pack(block_of(low, b), tile * TILE + i, sums[b * TILE + i], sums[b * TILE + i + 1]);
     }
-  /* The zeros of the last B are multiplied by what is here, and zero times NaN is NaN. */
+  /* The zeros that fill up the last B are multiplied by what is behind the last A x, and zero times NaN is NaN. */
   if (tile && thread.number == 0)
     for (int64_t b = 0; b < blocks; b++)
       for (int i = 0; i < TILE; i += 2) pack(block_of(low, b), tile * TILE + i, (lanes){0}, (lanes){0});

@@ -3,8 +3,8 @@
 Weights and norms are read where they are: in the mapped base, or in the sums with the adapter. A and B are copied for
 each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32 inputs.
 
-It covers what layers.py covers, where the base has dense values on a CPU, and hidden size, inner size and head size are
-multiples of 16, the last at most 128.
+It covers the models that layers.py covers, if their hidden size, inner size and head size are multiples of 16, the last
+at most 128, and the base has dense values.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ import torch
 from actor.engines.token_step.compiled.library import Library
 from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.packed import Packable, RowProduct
-from actor.engines.token_step.stacks import Linear, dense_bytes, frozen
+from actor.engines.token_step.stacks import Linear, frozen
 from shared.errors import ModelError
 from shared.model.lora import LoraLinear
 from shared.model.policy import Policy
 from shared.model.sampler import DrawnTokens
-from shared.model.trained_layers import covers, signed
+from shared.model.trained_layers import signed
 
 TILE, RANK_STEP = 16, 32
 """As in products.h."""
@@ -33,8 +33,8 @@ STACKS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
 """Of one input."""
 
 
-class SeenRows(Protocol):
-    """What is asked about the rows of a step (actor/engines/kv_cache.py)."""
+class StepRows(Protocol):
+    """What the C code needs of `Rows` in actor/engines/kv_cache.py."""
 
     prompt_of_row: torch.Tensor
 
@@ -47,11 +47,10 @@ class SeenRows(Protocol):
     def bias(self, window: int | None) -> torch.Tensor | None: ...
 
 
-class KeptTokens(Protocol):
-    """Keys and values of one layer."""
+class StepCache(Protocol):
+    """Keys and values of one layer, and in `rows` a StepRows."""
 
     rows: Any
-    """SeenRows."""
     prompt_keys: torch.Tensor
     prompt_values: torch.Tensor
     keys: torch.Tensor
@@ -59,7 +58,7 @@ class KeptTokens(Protocol):
 
 
 class LinearFields(ctypes.Structure):
-    """`Linear`."""
+    """`Linear` of products.h: the same order and types."""
 
     _fields_ = [
         *((name, ADDRESS) for name in ("weight", "bias", "a", "b")),
@@ -69,7 +68,7 @@ class LinearFields(ctypes.Structure):
 
 
 class LayerFields(ctypes.Structure):
-    """`Layer`."""
+    """`Layer` of token_step.c."""
 
     _fields_ = [
         *((name, LinearFields) for name in LINEARS),
@@ -79,7 +78,7 @@ class LayerFields(ctypes.Structure):
 
 
 class StepFields(ctypes.Structure):
-    """`Step`."""
+    """`Step` of token_step.c."""
 
     _fields_ = [
         *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room", "scores")),
@@ -91,9 +90,8 @@ class StepFields(ctypes.Structure):
     ]
 
 
-def is_covered(policy: Policy) -> bool:
-    if policy.device.type != "cpu" or not covers(policy.backbone) or not dense_bytes(policy.adapter):
-        return False
+def has_covered_sizes(policy: Policy) -> bool:
+    """Of a model that layers.py covers."""
     backbone: Any = policy.backbone
     config, size = policy.config, backbone.layers[0].self_attn.head_dim
     fits = not any(width % TILE for width in (config.hidden_size, config.intermediate_size, size))
@@ -146,7 +144,7 @@ class CompiledLayers:
                 self.fill_linear(getattr(fields, name), linear)
         low = max(sum(getattr(layer, name).rank for name in stack) for layer in self.layers for stack in STACKS)
         if low + TILE != self.step.low:
-            # B has RANK_STEP inputs, and may read as many values behind those of its own A as are in a tile.
+            # The inputs of B fill up to RANK_STEP, the rank of A to TILE only: the last B reads TILE more at most.
             self.step.low = low + TILE
             self.room = torch.zeros(self.library.room_rows * self.features())
             self.step.room = self.room.data_ptr()
@@ -184,13 +182,13 @@ class CompiledLayers:
         return a, b
 
     def row_products(self) -> list[RowProduct]:
-        """None that could be packed."""
+        """Empty: the C code packs nothing."""
         return []
 
     def thin_products(self) -> list[Packable]:
         return []
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[KeptTokens]) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[StepCache]) -> torch.Tensor:
         """[n], [n] -> [n, H]"""
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
@@ -205,10 +203,10 @@ class CompiledLayers:
         self.library.token_step(ctypes.addressof(step))
         return out
 
-    def point_at(self, cached: Sequence[KeptTokens]) -> None:
+    def point_at(self, cached: Sequence[StepCache]) -> None:
         """At keys and values."""
         step = self.step
-        rows: SeenRows = cached[0].rows
+        rows: StepRows = cached[0].rows
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
         step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
