@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from actor.engines.engine import Engine, Identity
+from actor.engines.token_step.coded import Codes
 from actor.engines.forms import codes_for, compiled_for, eight_bit_head_for
 from actor.engines.hf_engine import HFEngine
 from actor.engines.server.adapter_files import AdapterFiles
@@ -88,11 +89,11 @@ def build_engine(
     policy.adapter.cast_to(dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     residency = residency_of(config.compute, policy, "actor", borrower)
-    codes = codes_for(config, base, policy)
-    eight_bit = eight_bit_head_for(config, base, policy)
     compiled = compiled_for(config, policy)
+    codes = codes_for(config, base, policy, compiled)
+    eight_bit = eight_bit_head_for(config, base, policy, compiled)
     engine = HFEngine(policy, prompter, config.actor, residency, codes, eight_bit, compiled)
-    if codes:
+    if isinstance(codes, Codes):
         # Orders of many rows read the dense base.
         check_once(
             policy, base, "decode loop", lambda: HFEngine(policy, prompter, config.actor, residency).check(), OWN_CODE

@@ -10,7 +10,7 @@ alike. The folder is a Hugging Face model; the base is cached as a run caches it
     python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
         [--token-step torch]
 
-Where the base is read as codes, so is the adapter with few rows. Such steps take turns with steps whose adapter is in
+Where PyTorch reads the base as codes, so is the adapter with few rows. Such steps take turns with steps whose adapter is in
 bf16, and the result has the ratio of their times.
 
 --packed, --weights and --token-step: as the keys of [actor]; the result says what `auto` is here. The bound is that of
@@ -31,8 +31,9 @@ import torch
 from actor.engines.engine import EndedCompletion
 from actor.engines.forms import codes_for, compiled_for, eight_bit_head_for
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.eight_bit import EightBitHead
+from actor.engines.token_step.coded import Codes
 from actor.engines.token_step.layers import Layers
+from actor.engines.token_step.packed import RowProduct
 from benchmarks.machine import write_result
 from benchmarks.student import ratio_interval
 from protocol.messages import GroupOrder, Sampling
@@ -70,7 +71,9 @@ def main() -> None:
     engine = opened(args.folder, args.dtype, args.packed, args.weights, token_step=args.token_step)
     reads: list[float] = []
     steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
-    in_bf16: dict[int, list[float]] = {rows: [] for rows in args.rows if engine.codes and rows <= CODED_ADAPTER_ROWS}
+    in_bf16: dict[int, list[float]] = {
+        rows: [] for rows in args.rows if isinstance(engine.codes, Codes) and rows <= CODED_ADAPTER_ROWS
+    }
     for _ in range(args.rounds):
         reads.append(gigabytes_per_s())
         for rows, found in steps.items():
@@ -88,7 +91,7 @@ def main() -> None:
         "packed": args.packed,
         "weights": "nf4" if engine.codes else "dense",
         "token_step": "compiled" if engine.compiled else "torch",
-        "head": "int8" if isinstance(engine.head, EightBitHead) else "dense",
+        "head": "dense" if isinstance(engine.head, RowProduct) else "int8",
         "prompt_tokens": PROMPT,
         "weights_mb": round(weights / 2**20),
         "bandwidth_gb_per_s": [round(read, 2) for read in reads],
@@ -128,8 +131,9 @@ def opened(
     actor = ActorConfig(packed=packed, weights=weights, head=head, token_step=token_step)
     compute = ComputeConfig(dtype=dtype, device="cpu")
     config = settled_config(Config(model=model, rollout=rollout, actor=actor, compute=compute))
-    codes, eight_bit = codes_for(config, base, policy), eight_bit_head_for(config, base, policy)
     compiled = compiled_for(config, policy)
+    codes = codes_for(config, base, policy, compiled)
+    eight_bit = eight_bit_head_for(config, base, policy, compiled)
     engine = HFEngine(
         policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit, compiled=compiled
     )

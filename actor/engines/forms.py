@@ -9,8 +9,10 @@ import logging
 import torch
 
 from actor.engines.token_step.coded import Codes, reads_codes
+from actor.engines.token_step.compiled.head import CodedHead, coded_head
 from actor.engines.token_step.compiled.library import Library, library_for
 from actor.engines.token_step.compiled.step import has_covered_sizes
+from actor.engines.token_step.compiled.stored_codes import StoredCodes
 from actor.engines.token_step.eight_bit import REMEDY, EightBitHead, eight_bit_head, multiplies_eight_bits
 from actor.engines.token_step.stacks import dense_bytes
 from shared.base.cache import CachedBase
@@ -23,16 +25,24 @@ from shared.model.policy import Policy
 from shared.model.trained_layers import covers
 from shared.tensor_file import map_file
 
+NEEDED = "C code or a processor with AVX512-BF16"
+"""To read codes."""
+
 log = logging.getLogger("actor")
 
 
-def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
+def codes_for(
+    config: Config, base: CachedBase, policy: Policy, compiled: Library | None
+) -> Codes | StoredCodes | None:
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
     if config.actor.weights != "nf4" or not uses_own_layers(policy):
         return None
-    if policy.dtype != torch.bfloat16 or not reads_codes():
-        log.warning("actor.weights is 'nf4', which takes bf16 and a processor with AVX512-BF16: it reads dense weights")
+    if policy.dtype != torch.bfloat16 or not (compiled or reads_codes()):
+        log.warning("actor.weights is 'nf4', which takes bf16, and %s: it reads dense weights", NEEDED)
         return None
+    if compiled:
+        log.info("a token step reads the NF4 codes of the base")
+        return StoredCodes(map_file(base.folder / WEIGHTS))
     log.info("a token step of few rows reads the NF4 codes")
     return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
 
@@ -42,14 +52,19 @@ def uses_own_layers(policy: Policy) -> bool:
     return policy.device.type == "cpu" and dense_bytes(policy.adapter) > 0 and covers(policy.backbone)
 
 
-def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> EightBitHead | None:
+def eight_bit_head_for(
+    config: Config, base: CachedBase, policy: Policy, compiled: Library | None
+) -> EightBitHead | CodedHead | None:
     """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
     if config.actor.head != "int8" or not uses_own_layers(policy):
         return None
-    if policy.dtype != torch.bfloat16 or not multiplies_eight_bits():
+    if policy.dtype != torch.bfloat16 or not (compiled or multiplies_eight_bits()):
         log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")
         return None
-    found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
+    if compiled:
+        found = CodedHead.mapped(map_file(coded_head(base).folder / WEIGHTS))
+    else:
+        found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
     if not found.matches(policy.head):
         raise ModelError(
             f"The head of this model is not the one that its weight file in {base.folder} names; {REMEDY}."

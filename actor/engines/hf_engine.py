@@ -12,7 +12,7 @@ token_step/layers.py covers is decoded in fixed shapes (actor/engines/fixed_deco
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
 batch shapes follow from the tokens, and each completion draws from its own stream. Where memory does not suffice, half
 as many rows are decoded at once, and what has not ended begins again. The tokens stay what they are, unless rounding
-turns one: codes are read for few rows only, those of the adapter for fewer still, and prompts copied to them.
+turns one: PyTorch reads codes for few rows only, those of the adapter for fewer still, and prompts are copied to them.
 Left out on purpose: top-k, top-p, beams (see shared/model/sampler.py), speculative decoding.
 """
 
@@ -31,8 +31,10 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
+from actor.engines.token_step.compiled.head import CodedHead, CompiledHead
 from actor.engines.token_step.compiled.library import Library
-from actor.engines.token_step.compiled.step import CompiledDraw, CompiledHead, CompiledLayers
+from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers, no_codes
+from actor.engines.token_step.compiled.stored_codes import StoredCodes
 from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.layers import Layers, layers_of
 from actor.engines.token_step.packed import Packable, Packing, RowProduct
@@ -121,23 +123,21 @@ class HFEngine:
         prompter: Prompter,
         config: ActorConfig = DEFAULTS,
         residency: Residency | None = None,
-        codes: Codes | None = None,
-        eight_bit: EightBitHead | None = None,
+        codes: Codes | StoredCodes | None = None,
+        eight_bit: EightBitHead | CodedHead | None = None,
         compiled: Library | None = None,
     ) -> None:
-        """codes: of the weights that a token step may read as such. eight_bit: the head, if logits come from that.
-        compiled: the token step in C, if that computes."""
+        """codes: of the weights that a token step may read as such; with C code, as they are stored. eight_bit: the
+        head, if logits come from that. compiled: the token step in C, if that computes."""
         self.policy, self.max_sequences = policy, config.max_sequences
         self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.head, self.codes, self.compiled = eight_bit or RowProduct(policy.head), codes, compiled
-        self.layers = CompiledLayers(policy, compiled) if compiled else layers_of(policy, codes)
+        self.layers = token_layers(policy, codes, compiled)
         self.draw = CompiledDraw(compiled) if compiled else policy.kernels.draw
-        self.head_product: RowsTimesWeight = partial(product_of_largest, weight=policy.head, rounded=self.head)
-        if compiled and eight_bit:
-            self.head_product = CompiledHead(compiled, eight_bit, policy.head)
+        self.head_product = head_product(policy, self.head, compiled)
         # The C code reads weights as they lie; the plan of a run counts no memory for a packed head alone.
         self.packing = Packing(0.0 if compiled else config.packed)
         self.prepare()
@@ -163,7 +163,7 @@ class HFEngine:
     def loop(self) -> str:
         """Which decode loop this is, for the mark of its check."""
         graphs = self.fixed is not None and self.fixed.replay.capture is not None
-        eight_bit = isinstance(self.head, EightBitHead)
+        eight_bit = not isinstance(self.head, RowProduct)
         parts = {"folded": self.folds, "codes": self.codes, "head in 8 bits": eight_bit, "graphs": graphs}
         names = [part for part, used in parts.items() if used]
         return ", ".join(["decode loop", *names, *([self.compiled.name] if self.compiled else [])])
@@ -338,7 +338,7 @@ class HFEngine:
         self.turns = None
         if self.codes:
             self.codes.release()
-        if isinstance(self.head, EightBitHead):
+        if not isinstance(self.head, RowProduct):
             self.head.release()
         self.residency.sleep()
 
@@ -346,7 +346,28 @@ class HFEngine:
         return self.residency.wake()
 
 
-def all_sums(residency: Residency, codes: Codes | None, eight_bit: EightBitHead | None) -> dict[str, int]:
+def token_layers(
+    policy: Policy, codes: Codes | StoredCodes | None, compiled: Library | None
+) -> Layers | CompiledLayers | None:
+    """The layers of a token step; None where those of the model serve."""
+    if compiled:
+        return CompiledLayers(policy, compiled, codes.of if isinstance(codes, StoredCodes) else no_codes)
+    return layers_of(policy, codes if isinstance(codes, Codes) else None)
+
+
+def head_product(
+    policy: Policy, head: RowProduct | EightBitHead | CodedHead, compiled: Library | None
+) -> RowsTimesWeight:
+    """What gives logits."""
+    if isinstance(head, CodedHead):
+        assert compiled is not None, "only C code reads these codes"
+        return CompiledHead(compiled, head, policy.head)
+    return partial(product_of_largest, weight=policy.head, rounded=head)
+
+
+def all_sums(
+    residency: Residency, codes: Codes | StoredCodes | None, eight_bit: EightBitHead | CodedHead | None
+) -> dict[str, int]:
     """Of all that is frozen."""
     return residency.sums() | (codes.sums() if codes else {}) | (eight_bit.checksums() if eight_bit else {})
 

@@ -307,11 +307,6 @@ def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: Mode
     from_nf4 = {"actor.weights is 'nf4'": actor.weights == "nf4", "actor.head is 'int8'": actor.head == "int8"}
     if model.quantization == "none" and (asked := [key for key, given in from_nf4.items() if given]):
         raise ConfigError(f"{asked[0]}, which takes an NF4 base, but model.quantization is 'none'; set one of them.")
-    if actor.token_step == "compiled" and actor.weights == "nf4":
-        raise ConfigError(
-            "actor.token_step is 'compiled', which reads dense values, but actor.weights is 'nf4'; set weights to"
-            " 'dense', or token_step to 'torch'."
-        )
     if actor.engine == "vllm" and compute.actor_card:
         raise ConfigError(
             f"compute.actor_card = {compute.actor_card}, but vLLM takes the first card that it sees; set it to 0, and"

@@ -230,10 +230,11 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     weights: Literal["auto", "dense", "nf4"] = "auto"
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
-    and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
-    most 32 rows are decoded in bf16 and the processor has AVX512-BF16 but not AMX; `auto` takes them there. In a token
-    step of 16 rows or fewer, the adapter is then rounded to 8 bits. Without AVX512-BF16, dense values are read in place
-    of codes. On a card, `hf` reads what `model.dequantize` leaves in memory.
+    and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time in bf16.
+    C code (`token_step`) reads them with the numbers of dense values; `auto` takes them there. PyTorch's operations read
+    them with AVX512-BF16, for at most 32 rows; with 16 rows or fewer, the adapter is then rounded to 8 bits. `auto`
+    takes them there without AMX. Where neither can be used, dense values are read in place of codes. On a card, `hf`
+    reads what `model.dequantize` leaves in memory.
     """
     head: Literal["auto", "dense", "int8"] = "auto"
     """What logits come from while `hf` decodes Llama, Qwen2 or Qwen3 in bf16 on a CPU. `dense`: the values of the head.
@@ -242,10 +243,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     64 or more."""
     token_step: Literal["auto", "torch", "compiled"] = "auto"
     """What computes a token of Llama, Qwen2 or Qwen3 in `hf` on a CPU. `torch`: PyTorch's operations. `compiled`: C
-    code, which GCC compiles on the first start; it takes less than two thirds of the time where it was measured. It
-    reads dense values. `auto` is `compiled` where GCC is there and the processor has AVX2 (fp32) or AMX (bf16), with
-    dense weights and compute.blas = "fast". A model whose sizes it does not cover takes `torch`. The tokens depend on
-    it."""
+    code, which GCC compiles on the first start; it takes less than two thirds of the time where it was measured. `auto`
+    is `compiled` where GCC is there and the processor has AVX2 (fp32) or AMX (bf16), with compute.blas = "fast". A
+    model whose sizes it does not cover takes `torch`. The tokens depend on it."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

@@ -1,9 +1,9 @@
 """What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
     dtype       bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
-    weights     where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
+    weights     where our own loop samples in bf16 on a CPU, with C code or with AVX512-BF16: the codes
     head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
-    token_step  where it samples dense values on a CPU (fp32: with AVX2, bf16: with AMX) and GCC is there: C code
+    token_step  where it samples on a CPU (fp32: with AVX2, bf16: with AMX) and GCC is there: C code
     threads     all physical cores that the container allows; half of them for each process if both compute at once
 
 `weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that
@@ -49,8 +49,8 @@ AVX2_FLAG = "avx2"
 AVX512_FLAG = "avx512f"
 """Of processors with AVX-512."""
 AMX_FLAG = "amx_bf16"
-"""Of processors that are faster with dense values, and with C code: with 8 rows codes take as long, with 32 three times
-as long."""
+"""Of processors for which the token step in C was measured in bf16. In PyTorch they are faster with dense values: with 8
+rows codes take as long, with 32 three times as long."""
 EIGHT_BIT_FLAG = "avx512_vnni"
 """Of processors that multiply in 8 bits (actor/engines/token_step/eight_bit.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
@@ -149,12 +149,12 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
     found = found or look_at_capacity()
     compute = settled(config.compute, config.model, config.pipeline.max_lag, found)
     weights, head, token_step = config.actor.weights, config.actor.head, config.actor.token_step
+    if token_step == "auto":
+        token_step = chosen_token_step(config, compute, found)
     if weights == "auto":
-        weights = chosen_weights(config, compute, found)
+        weights = chosen_weights(config, compute, found, token_step)
     if head == "auto":
         head = chosen_head(config, compute, found)
-    if token_step == "auto":
-        token_step = chosen_token_step(config, compute, found, weights)
     actor = structs.replace(config.actor, weights=weights, head=head, token_step=token_step)
     return structs.replace(config, compute=compute, actor=actor)
 
@@ -168,12 +168,14 @@ def is_open(config: Config) -> bool:
     return compute.dtype == "auto" or sampling or not (compute.learner_threads and compute.actor_threads)
 
 
-def chosen_weights(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "nf4"]:
+def chosen_weights(
+    config: Config, compute: ComputeConfig, found: Capacity, token_step: str
+) -> Literal["dense", "nf4"]:
     """What an actor samples from. On a card, `hf` has what `model.dequantize` leaves in memory."""
     model = config.model
     if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):
         return "dense" if model.dequantize == "once" else "nf4"
-    helps = CODES_FLAG in found.flags and AMX_FLAG not in found.flags and config.actor.token_step != "compiled"
+    helps = token_step == "compiled" or (CODES_FLAG in found.flags and AMX_FLAG not in found.flags)
     return "nf4" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 
@@ -183,11 +185,9 @@ def chosen_head(config: Config, compute: ComputeConfig, found: Capacity) -> Lite
     return "int8" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 
-def chosen_token_step(
-    config: Config, compute: ComputeConfig, found: Capacity, weights: str
-) -> Literal["torch", "compiled"]:
+def chosen_token_step(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["torch", "compiled"]:
     """What computes a token of `hf`."""
-    dense = weights == "dense" and (config.model.quantization == "none" or config.model.dequantize != "each_call")
+    dense = config.model.quantization == "none" or config.model.dequantize != "each_call"
     sampled_here = config.actor.engine == "hf" and compute.blas == "fast" and not is_on_card(compute, found)
     helps = (AVX2_FLAG if compute.dtype == "fp32" else AMX_FLAG) in found.flags
     return "compiled" if found.compiler and dense and sampled_here and helps else "torch"

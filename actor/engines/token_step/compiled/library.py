@@ -60,8 +60,8 @@ class Library:
     """Takes the address of a `Step`."""
     draw: Any
     """Takes logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
-    finish_logits: Any
-    """Takes logits, rows, vocabulary, steps, lows, sums, weight, hidden rows, their width, room, threads."""
+    head_logits: Any
+    """Takes the address of a `Head`."""
     structure_bytes: tuple[int, int]
     """Sizes of `Step` and `Layer` in C."""
     room_rows: int
@@ -70,8 +70,10 @@ class Library:
     """Bytes that a thread needs for each block of the vocabulary."""
     draw_block: int
     """Tokens in such a block."""
-    logits_block: int
-    """Tokens in a block of `finish_logits`, which needs a float for each block of each row."""
+    head_bytes: int
+    """Size of `Head` in C."""
+    columns: int
+    """Tokens in a block of `head_logits`."""
 
 
 def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
@@ -150,24 +152,24 @@ def load(file: Path) -> Library:
         raise CannotCompile(f"{file} cannot be loaded: {error}; if it is damaged, remove it") from error
     library.token_step.argtypes, library.token_step.restype = [ADDRESS], None
     library.draw.argtypes, library.draw.restype = [ADDRESS, INTEGER, INTEGER, ADDRESS, INTEGER, *[ADDRESS] * 4], None
-    finish = library.finish_logits
-    finish.argtypes, finish.restype = [ADDRESS, INTEGER, INTEGER, *[ADDRESS] * 5, INTEGER, ADDRESS, INTEGER], None
+    library.head_logits.argtypes, library.head_logits.restype = [ADDRESS], None
     figures: list[int] = []
-    for name in ("step_bytes", "layer_bytes", "room_rows", "draw_room", "draw_block", "logits_block"):
+    for name in ("step_bytes", "layer_bytes", "room_rows", "draw_room", "draw_block", "head_bytes", "head_columns"):
         figure = getattr(library, name)
         figure.restype = INTEGER
         figures.append(figure())
-    step, layer, room_rows, draw_room, draw_block, logits_block = figures
+    step, layer, room_rows, draw_room, draw_block, head_bytes, columns = figures
     return Library(
         name=file.stem,
         token_step=library.token_step,
         draw=library.draw,
-        finish_logits=finish,
+        head_logits=library.head_logits,
         structure_bytes=(step, layer),
         room_rows=room_rows,
         draw_room=draw_room,
         draw_block=draw_block,
-        logits_block=logits_block,
+        head_bytes=head_bytes,
+        columns=columns,
     )
 
 

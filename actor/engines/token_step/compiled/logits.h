@@ -1,12 +1,146 @@
-/* Finishes logits that were multiplied in 8 bits (actor/engines/token_step/eight_bit.py has the formulas).
+/* Logits from a head in 8 bits (actor/engines/token_step/eight_bit.py has the formulas).
 
-       z = s p + l r,   then W x for the largest of a row
+       x = s q + l,   z_v = c_v s (k_v q) + l r_v,   then W x for the largest of a row
 
-   The LARGEST largest are in the blocks of COLUMNS columns with the LARGEST largest maxima. So what is at smaller as large
+   Codes are multiplied exactly, in int32. OUTPUTS rows of the head lie side by side, four inputs of each at a time, so that
+   a row of x gives as many neighbouring logits at once.
+
+   The LARGEST largest are in the blocks of COLUMNS columns with the LARGEST largest maxima. So what is at least as large
    as the smallest of these maxima is computed again, in fp32: all of the LARGEST, and some more. */
 
 #define COLUMNS 128
 #define LARGEST 64
+#define OUTPUTS 16
+#define HEAD_INPUTS 64 /* the width of the codes is a multiple of it; zeros fill it up */
+#define SIDE_BY_SIDE 16 /* rows of x in a tile */
+#define MOST_ROWS (MOST_BLOCKS * SIDE_BY_SIDE) /* that are multiplied at once */
+#define STEPS 255.0f
+
+typedef struct {
+  const int8_t *codes;        /* [outputs / OUTPUTS][inputs / 4][OUTPUTS][4] */
+  const float *scales, *sums; /* [outputs] c and r */
+  const value *weight, *x;    /* [size][width], [rows][width] */
+  float *logits;              /* [rows][size] */
+  uint8_t *rounded;           /* room for [rows, a multiple of SIDE_BY_SIDE][inputs] q */
+  float *steps, *lows;        /* room for [rows] s and l */
+  float *maxima;              /* room for [rows][blocks of COLUMNS] */
+  int64_t size, width, outputs, inputs; /* outputs and inputs: size and width, filled up */
+  int64_t rows, threads;
+} Head;
+
+INLINE int64_t column_blocks(const Head *h) { return (h->size + COLUMNS - 1) / COLUMNS; }
+
+/* q, s and l of one row. */
+static void round_row(const Head *h, int64_t row) {
+  const value *x = h->x + row * h->width;
+  uint8_t *q = h->rounded + row * h->inputs;
+  float low = wide(x[0]), high = low, not_finite = 0;
+  for (int64_t i = 0; i < h->width; i++) {
+    float one = wide(x[i]);
+    low = one < low ? one : low;
+    high = one > high ? one : high;
+    not_finite += one * 0.0f;
+  }
+  float step = fmaxf((high - low) / STEPS, 1.17549435e-38f);
+  for (int64_t i = 0; i < h->width; i++) q[i] = not_finite == 0 ? (uint8_t)nearbyintf((wide(x[i]) - low) / step) : 0;
+  h->steps[row] = step + not_finite;
+  h->lows[row] = low;
+}
+
+/* k q of OUTPUTS outputs for some rows. codes: of these outputs. */
+typedef int32_t Sixteen __attribute__((vector_size(4 * OUTPUTS), aligned(CACHE_LINE)));
+typedef int32_t Products[MOST_ROWS][OUTPUTS] __attribute__((aligned(CACHE_LINE)));
+#if USES_TILES && defined(__AMX_INT8__)
+INLINE void multiply_rounded(const int8_t *codes, const uint8_t *q, int64_t inputs, const int tiles, Products found) {
+  zero_tiles(tiles);
+  for (int64_t i = 0; i < inputs; i += HEAD_INPUTS, codes += HEAD_INPUTS * OUTPUTS, q += HEAD_INPUTS) {
+    for (int line = 0; line < HEAD_INPUTS * OUTPUTS; line += CACHE_LINE)
+      __builtin_prefetch(codes + OUTPUTS * inputs + line, 0, 2);
+    _tile_loadd(4, codes, BYTES);
+    _tile_loadd(5, q, inputs);
+    _tile_dpbusd(0, 5, 4);
+    if (tiles > 1) {
+      _tile_loadd(6, q + SIDE_BY_SIDE * inputs, inputs);
+      _tile_dpbusd(1, 6, 4);
+    }
+    if (tiles > 2) {
+      _tile_loadd(5, q + 2 * SIDE_BY_SIDE * inputs, inputs);
+      _tile_dpbusd(2, 5, 4);
+    }
+    if (tiles > 3) {
+      _tile_loadd(6, q + 3 * SIDE_BY_SIDE * inputs, inputs);
+      _tile_dpbusd(3, 6, 4);
+    }
+  }
+  store_tiles(tiles, (lanes *)found);
+}
+static void products_of(const int8_t *codes, const uint8_t *q, int64_t inputs, int64_t rows, Products found) {
+  switch ((rows + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE) {
+    case 1: multiply_rounded(codes, q, inputs, 1, found); return;
+    case 2: multiply_rounded(codes, q, inputs, 2, found); return;
+    case 3: multiply_rounded(codes, q, inputs, 3, found); return;
+    default: multiply_rounded(codes, q, inputs, 4, found); return;
+  }
+}
+#else
+/* Adds the products of four inputs of each output with those of a row. */
+INLINE Sixteen plus_four(Sixteen sum, Sixteen codes, int32_t q) {
+#if defined(__AVX512VNNI__)
+  return (Sixteen)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(q), (__m512i)codes);
+#else
+  for (int shift = 0; shift < 32; shift += 8) sum += ((codes << (24 - shift)) >> 24) * ((q >> shift) & 255);
+  return sum;
+#endif
+}
+static void products_of(const int8_t *codes, const uint8_t *q, int64_t inputs, int64_t rows, Products found) {
+  for (int64_t first = 0; first < rows; first += 8) {
+    Sixteen sum[8] = {0};
+    int count = smaller(8, rows - first);
+    for (int64_t i = 0; i < inputs; i += 4) {
+      const int8_t *four = codes + i * OUTPUTS;
+      if (!first) __builtin_prefetch(four + OUTPUTS * inputs, 0, 2);
+      for (int r = 0; r < count; r++) {
+        int32_t x;
+        memcpy(&x, q + (first + r) * inputs + i, sizeof x);
+        sum[r] = plus_four(sum[r], *(const Sixteen *)four, x);
+      }
+    }
+    memcpy(found[first], sum, count * sizeof *sum);
+  }
+}
+#endif
+
+/* The logits of a block of columns, and their maxima. */
+typedef float Logits __attribute__((vector_size(4 * OUTPUTS), aligned(4)));
+static void block_logits(const Head *h, int64_t block, int64_t first_row, int64_t rows) {
+  int64_t first = block * COLUMNS, end = smaller(h->size, first + COLUMNS);
+  Logits most[MOST_ROWS];
+  for (int64_t r = 0; r < rows; r++) most[r] = (Logits){0} - INFINITY;
+  for (int64_t from = first; from < end; from += OUTPUTS) {
+    Products found;
+    products_of(h->codes + from * h->inputs, h->rounded + first_row * h->inputs, h->inputs, rows, found);
+    Logits scales = *(const Logits *)(h->scales + from), sums = *(const Logits *)(h->sums + from);
+    int64_t count = smaller(OUTPUTS, end - from);
+    for (int64_t r = 0; r < rows; r++) {
+      Logits logits = __builtin_convertvector(*(const Sixteen *)found[r], Logits) * scales * h->steps[first_row + r];
+      logits += h->lows[first_row + r] * sums;
+      float *to = h->logits + (first_row + r) * h->size + from;
+      if (count == OUTPUTS) {
+        *(Logits *)to = logits;
+      } else {
+        memcpy(to, &logits, count * sizeof *to);
+        for (int64_t o = count; o < OUTPUTS; o++) logits[o] = -INFINITY;
+      }
+      Sixteen larger = logits > most[r];
+      most[r] = (Logits)((larger & (Sixteen)logits) | (~larger & (Sixteen)most[r]));
+    }
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    float top = most[r][0];
+    for (int o = 1; o < OUTPUTS; o++) top = most[r][o] > top ? most[r][o] : top;
+    h->maxima[(first_row + r) * column_blocks(h) + block] = top;
+  }
+}
 
 /* The smallest of the LARGEST largest; all are, if there are fewer. */
 static float bound_of(const float *maxima, int64_t count) {
@@ -30,38 +164,37 @@ static float exact(const value *weight, const value *x, int64_t width) {
   return found;
 }
 
-/* Returns the largest. */
-static float finish_block(float *logits, const float *sums, int64_t count, float step, float low) {
-  float most = -INFINITY;
-  for (int64_t i = 0; i < count; i++) {
-    logits[i] = logits[i] * step + low * sums[i];
-    most = logits[i] > most ? logits[i] : most;
-  }
-  return most;
-}
-
-static void finish_row(float *logits, const float *sums, int64_t size, float step, float low, const value *weight,
-                       const value *x, int64_t width, float *maxima) {
-  int64_t count = (size + COLUMNS - 1) / COLUMNS;
-  for (int64_t b = 0; b < count; b++) {
-    int64_t from = b * COLUMNS;
-    maxima[b] = finish_block(logits + from, sums + from, smaller(COLUMNS, size - from), step, low);
-  }
-  float bound = bound_of(maxima, count);
-  for (int64_t b = 0; b < count; b++) {
+static void finish_row(const Head *h, int64_t row) {
+  const float *maxima = h->maxima + row * column_blocks(h);
+  const value *x = h->x + row * h->width;
+  float *logits = h->logits + row * h->size, bound = bound_of(maxima, column_blocks(h));
+  int64_t waiting = -1; /* whose weights are on their way */
+  if (!(h->steps[row] < INFINITY)) return;
+  for (int64_t b = 0; b < column_blocks(h); b++) {
     if (maxima[b] < bound) continue;
-    for (int64_t i = b * COLUMNS; i < smaller(size, (b + 1) * COLUMNS); i++)
-      if (logits[i] >= bound) logits[i] = exact(weight + i * width, x, width);
+    for (int64_t v = b * COLUMNS; v < smaller(h->size, (b + 1) * COLUMNS); v++) {
+      if (logits[v] < bound) continue;
+      for (int64_t i = 0; i < h->width; i += CACHE_LINE / sizeof(value)) __builtin_prefetch(h->weight + v * h->width + i);
+      if (waiting >= 0) logits[waiting] = exact(h->weight + waiting * h->width, x, h->width);
+      waiting = v;
+    }
   }
+  if (waiting >= 0) logits[waiting] = exact(h->weight + waiting * h->width, x, h->width);
 }
 
-/* logits: [rows][size] p, in place. steps, lows: [rows]. sums: [size]. weight: [size][width]. x: [rows][width]. maxima:
-   room for a block of each row. */
-void finish_logits(float *logits, int64_t rows, int64_t size, const float *steps, const float *lows, const float *sums,
-                   const value *weight, const value *x, int64_t width, float *maxima, int64_t threads) {
-  int64_t count = (size + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t row = 0; row < rows; row++)
-    finish_row(logits + row * size, sums, size, steps[row], lows[row], weight, x + row * width, width,
-               maxima + row * count);
+void head_logits(const Head *h) {
+#pragma omp parallel num_threads(h->threads)
+  {
+    Thread thread = {omp_get_thread_num(), omp_get_num_threads()};
+    begin_tiles();
+    PART(h->rows, first_row, last_row);
+    for (int64_t row = first_row; row < last_row; row++) round_row(h, row);
+    WAIT_FOR_ALL
+    PART(column_blocks(h), first, last);
+    for (int64_t row = 0; row < h->rows; row += MOST_ROWS)
+      for (int64_t block = first; block < last; block++) block_logits(h, block, row, smaller(MOST_ROWS, h->rows - row));
+    WAIT_FOR_ALL
+    for (int64_t row = first_row; row < last_row; row++) finish_row(h, row);
+    end_tiles();
+  }
 }

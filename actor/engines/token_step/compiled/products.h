@@ -10,6 +10,7 @@
 #define MOST_BLOCKS 4
 #define PREFETCH_STEP TILE /* inputs between two prefetches; `in` is a multiple of it */
 #define MOST_OUTS 8 /* outputs that are computed at once without AMX */
+#define MADE_AT_ONCE (4 * SCALED) /* inputs of values that are made from codes, without AMX */
 #ifdef __AVX512VL__
 #define REGISTERS 32 /* for vectors */
 #else
@@ -37,12 +38,12 @@ INLINE lanes plus(lanes sum, const value *weight, const float *x) {
 INLINE lanes plus(lanes sum, const value *weight, const float *x) { return sum + *weight * *(const lanes *)x; }
 #endif
 
-/* x: a block every `apart` floats. sums: [blocks][TILE] lanes. */
-INLINE void some_sums(
+/* Adds to sums: [blocks][TILE] lanes. x: a block every `apart` floats. */
+INLINE void add_some(
     const value *weight, int64_t in, const float *x, int64_t apart, const int outs, const int blocks, lanes *sums) {
   lanes sum[MOST_OUTS][MOST_BLOCKS];
   for (int o = 0; o < outs; o++)
-    for (int b = 0; b < blocks; b++) sum[o][b] = (lanes){0};
+    for (int b = 0; b < blocks; b++) sum[o][b] = sums[b * TILE + o];
   for (int64_t line = 0; line < in; line += PREFETCH_STEP) {
     /* By itself, a processor fetches ahead for few rows of a weight at a time. */
     for (int o = 0; o < outs; o++) __builtin_prefetch(weight + (outs + o) * in + line, 0, 2);
@@ -54,41 +55,83 @@ INLINE void some_sums(
     for (int b = 0; b < blocks; b++) sums[b * TILE + o] = sum[o][b];
 }
 
-INLINE void sums_of(
+INLINE void add_sums(
     const value *weight, int64_t in, const float *x, int64_t apart, const int blocks, const int at_once, lanes *sums) {
-  for (int o = 0; o < TILE; o += at_once) some_sums(weight + o * in, in, x, apart, at_once, blocks, sums + o);
+  for (int o = 0; o < TILE; o += at_once) add_some(weight + o * in, in, x, apart, at_once, blocks, sums + o);
+}
+
+/* As many sums at once as there are registers for, and for what they are made of. */
+INLINE void add_products(const value *weight, int64_t in, const float *x, int64_t apart, int64_t blocks, lanes *sums) {
+  switch (blocks) {
+    case 1: add_sums(weight, in, x, apart, 1, MOST_OUTS, sums); return;
+    case 2: add_sums(weight, in, x, apart, 2, 4, sums); return;
+    case 3: add_sums(weight, in, x, apart, 3, 4, sums); return;
+    default: add_sums(weight, in, x, apart, 4, REGISTERS / 8, sums); return;
+  }
 }
 
 #if USES_TILES
 #define TILE_INPUTS 32
-INLINE void tile_sums(const value *weight, int64_t in, const float *x, int64_t apart, const int blocks, lanes *sums) {
+/* Adds the products of TILE_INPUTS inputs to tiles 0 to 3. */
+INLINE void add_tiles(const value *weight, int64_t stride, const float *x, int64_t apart, const int blocks) {
   /* Intrinsics take the number of a tile as a constant. */
+  _tile_loadd(4, weight, stride * sizeof(value));
+  _tile_loadd(5, x, BYTES);
+  _tile_dpbf16ps(0, 4, 5);
+  if (blocks > 1) {
+    _tile_loadd(6, x + apart, BYTES);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if (blocks > 2) {
+    _tile_loadd(5, x + 2 * apart, BYTES);
+    _tile_dpbf16ps(2, 4, 5);
+  }
+  if (blocks > 3) {
+    _tile_loadd(6, x + 3 * apart, BYTES);
+    _tile_dpbf16ps(3, 4, 6);
+  }
+}
+
+INLINE void zero_tiles(const int blocks) {
   _tile_zero(0);
   if (blocks > 1) _tile_zero(1);
   if (blocks > 2) _tile_zero(2);
   if (blocks > 3) _tile_zero(3);
-  for (int64_t i = 0; i < in; i += TILE_INPUTS, x += packed_offset(TILE_INPUTS)) {
-    for (int o = 0; o < TILE; o++) __builtin_prefetch(weight + (TILE + o) * in + i, 0, 2);
-    _tile_loadd(4, weight + i, in * sizeof(value));
-    _tile_loadd(5, x, BYTES);
-    _tile_dpbf16ps(0, 4, 5);
-    if (blocks > 1) {
-      _tile_loadd(6, x + apart, BYTES);
-      _tile_dpbf16ps(1, 4, 6);
-    }
-    if (blocks > 2) {
-      _tile_loadd(5, x + 2 * apart, BYTES);
-      _tile_dpbf16ps(2, 4, 5);
-    }
-    if (blocks > 3) {
-      _tile_loadd(6, x + 3 * apart, BYTES);
-      _tile_dpbf16ps(3, 4, 6);
-    }
-  }
+}
+
+INLINE void store_tiles(const int blocks, lanes *sums) {
   _tile_stored(0, sums, BYTES);
   if (blocks > 1) _tile_stored(1, sums + TILE, BYTES);
   if (blocks > 2) _tile_stored(2, sums + 2 * TILE, BYTES);
   if (blocks > 3) _tile_stored(3, sums + 3 * TILE, BYTES);
+}
+
+INLINE void tile_sums(const value *weight, int64_t in, const float *x, int64_t apart, const int blocks, lanes *sums) {
+  zero_tiles(blocks);
+  for (int64_t i = 0; i < in; i += TILE_INPUTS) {
+    for (int o = 0; o < TILE; o++) __builtin_prefetch(weight + (TILE + o) * in + i, 0, 2);
+    add_tiles(weight + i, in, x + packed_offset(i), apart, blocks);
+  }
+  store_tiles(blocks, sums);
+}
+
+/* The same with a weight as codes. */
+INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, const int blocks, lanes *sums) {
+  value values[TILE * SCALED] __attribute__((aligned(CACHE_LINE)));
+  int64_t scales = in / SCALED;
+  zero_tiles(blocks);
+  for (int64_t s = 0; s < scales; s++) {
+    const uint8_t *ahead = w.codes + code_bytes((scales + s) * TILE * SCALED);
+    for (int i = 0; i < code_bytes(TILE * SCALED); i += CACHE_LINE) __builtin_prefetch(ahead + i, 0, 2);
+    __builtin_prefetch(w.scales + (scales + s) * TILE, 0, 2);
+    for (int64_t o = 0; o < TILE; o++)
+      scaled_values(w.levels, w.scales[o * scales + s], w.codes + code_bytes(o * in + s * SCALED), values + o * SCALED);
+    /* GCC does not know that tiles read what is stored here. */
+    __asm__ volatile("" : : "r"(values) : "memory");
+    for (int i = 0; i < SCALED; i += TILE_INPUTS)
+      add_tiles(values + i, SCALED, x + packed_offset(s * SCALED + i), apart, blocks);
+  }
+  store_tiles(blocks, sums);
 }
 
 static void begin_tiles(void) {
@@ -107,7 +150,7 @@ static void begin_tiles(void) {}
 static void end_tiles(void) {}
 #endif
 
-/* TILE outputs. */
+/* sums: [blocks][TILE] lanes, of TILE outputs. */
 static void multiply(const value *weight, int64_t in, const float *x, int64_t apart, int64_t blocks, lanes *sums) {
 #if USES_TILES
   if (in % TILE_INPUTS == 0) switch (blocks) {
@@ -117,17 +160,40 @@ static void multiply(const value *weight, int64_t in, const float *x, int64_t ap
       default: tile_sums(weight, in, x, apart, 4, sums); return;
     }
 #endif
-  /* As many sums at once as there are registers for, and for what they are made of. */
-  switch (blocks) {
-    case 1: sums_of(weight, in, x, apart, 1, MOST_OUTS, sums); return;
-    case 2: sums_of(weight, in, x, apart, 2, 4, sums); return;
-    case 3: sums_of(weight, in, x, apart, 3, 4, sums); return;
-    default: sums_of(weight, in, x, apart, 4, REGISTERS / 8, sums); return;
-  }
+  memset(sums, 0, blocks * TILE * BYTES);
+  add_products(weight, in, x, apart, blocks, sums);
 }
+
+#ifdef IN_BF16
+/* The same with a weight as codes. */
+static void multiply_codes(Codes w, int64_t in, const float *x, int64_t apart, int64_t blocks, lanes *sums) {
+#if USES_TILES
+  switch (blocks) {
+    case 1: coded_tile_sums(w, in, x, apart, 1, sums); return;
+    case 2: coded_tile_sums(w, in, x, apart, 2, sums); return;
+    case 3: coded_tile_sums(w, in, x, apart, 3, sums); return;
+    default: coded_tile_sums(w, in, x, apart, 4, sums); return;
+  }
+#else
+  value values[TILE * MADE_AT_ONCE];
+  memset(sums, 0, blocks * TILE * BYTES);
+  for (int64_t first = 0; first < in; first += MADE_AT_ONCE) {
+    int64_t count = smaller(MADE_AT_ONCE, in - first);
+    for (int64_t o = 0; o < TILE; o++)
+      for (int64_t i = first; i < first + count; i += SCALED) {
+        __builtin_prefetch(w.codes + code_bytes((TILE + o) * in + i), 0, 2);
+        scaled_values(w.levels, w.scales[(o * in + i) / SCALED], w.codes + code_bytes(o * in + i),
+                      values + o * count + i - first);
+      }
+    add_products(values, count, x + packed_offset(first), apart, blocks, sums);
+  }
+#endif
+}
+#endif
 
 typedef struct {
   const value *weight, *bias;    /* [out][in], [out]; no bias: 0 */
+  Codes codes;                   /* of the weight; none: 0 */
   const value *a, *b;            /* [rank][in], [out][b_in]; no adapter: 0 */
   int64_t in, out, rank, b_in;   /* rank: a multiple of TILE; b_in: of RANK_STEP. Zeros fill them up. */
   double scale;
@@ -165,7 +231,12 @@ static void low_rank(
 /* y: [blocks][TILE], the outputs from number `tile` times TILE on. */
 static void linear(const Linear *l, int64_t tile, Rows x, Rows low, int64_t blocks, lanes *y) {
   int64_t first = tile * TILE;
-  multiply(l->weight + first * l->in, l->in, x.at, apart(x), blocks, y);
+#ifdef IN_BF16
+  if (l->codes.codes)
+    multiply_codes(from_output(l->codes, first, l->in), l->in, x.at, apart(x), blocks, y);
+  else
+#endif
+    multiply(l->weight + first * l->in, l->in, x.at, apart(x), blocks, y);
   for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(l->bias ? y[i] + wide(l->bias[first + i % TILE]) : y[i]);
   if (!l->b) return;
   lanes sums[MOST_BLOCKS * TILE];

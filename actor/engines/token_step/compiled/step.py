@@ -1,20 +1,21 @@
 """The structures of token_step.c, filled from a policy and the keys and values of an order.
 
-Weights and norms are read where they are: in the mapped base, or in the sums with the adapter. A and B are copied for
-each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32 inputs.
+Weights and norms are read where they are: as codes or as values of the mapped base, or in the sums with the adapter. A
+and B are copied for each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32
+inputs.
 
 It covers the models that layers.py covers, if their hidden size, inner size and head size are multiples of 16, the last
 at most 128, and the base has dense values.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from actor.engines.token_step.compiled.library import Library
-from actor.engines.token_step.eight_bit import EightBitHead
+from actor.engines.token_step.compiled.stored_codes import StoredWeight
 from actor.engines.token_step.packed import Packable, RowProduct
 from actor.engines.token_step.stacks import Linear, frozen
 from shared.errors import ModelError
@@ -57,11 +58,19 @@ class StepCache(Protocol):
     values: torch.Tensor
 
 
+FindCodes = Callable[[str], StoredWeight | None]
+"""Of a linear, by its name; None where its values are read."""
+
+
+def no_codes(_linear: str) -> None:
+    """Of a base that is read as values."""
+
+
 class LinearFields(ctypes.Structure):
     """`Linear` of products.h: the same order and types."""
 
     _fields_ = [
-        *((name, ADDRESS) for name in ("weight", "bias", "a", "b")),
+        *((name, ADDRESS) for name in ("weight", "bias", "codes", "scales", "levels", "a", "b")),
         *((name, INTEGER) for name in ("inputs", "outputs", "rank", "b_inputs")),
         ("scale", NUMBER),
     ]
@@ -101,8 +110,8 @@ def has_covered_sizes(policy: Policy) -> bool:
 class CompiledLayers:
     """The decoder, for one token of each row."""
 
-    def __init__(self, policy: Policy, library: Library) -> None:
-        """library: of the policy's type."""
+    def __init__(self, policy: Policy, library: Library, codes: FindCodes = no_codes) -> None:
+        """library: of the policy's type. codes: of a linear, by its name; in bf16 only."""
         if library.structure_bytes != (ctypes.sizeof(StepFields), ctypes.sizeof(LayerFields)):
             raise ModelError(f"{library.name} has other structures than step.py; set actor.token_step to 'torch'.")
         self.library, self.dtype = library, policy.dtype
@@ -115,6 +124,8 @@ class CompiledLayers:
         """A and B of a linear, by its id."""
         self.step = StepFields()
         self.room = self.scores = torch.empty(0)
+        self.names = {id(module): name for name, module in policy.lm.named_modules()}
+        self.codes = codes
         self.fill(policy)
 
     def fill(self, policy: Policy) -> None:
@@ -165,7 +176,10 @@ class CompiledLayers:
         bias = frozen(linear).bias
         if bias is not None and not fields.bias:
             fields.bias = self.address(bias)
-        fields.a = fields.b = fields.rank = fields.b_inputs = 0
+        fields.codes = fields.a = fields.b = fields.rank = fields.b_inputs = 0
+        if folded is None and (stored := self.codes(self.names[id(linear)])):
+            fields.codes, fields.scales = stored.codes.data_ptr(), stored.scales.data_ptr()
+            fields.levels = stored.levels.data_ptr()
         if adapter and folded is None:
             a, b = self.copied_factors(adapter)
             fields.a, fields.b, fields.scale = a.data_ptr(), b.data_ptr(), adapter.scale
@@ -220,23 +234,6 @@ class CompiledLayers:
             # Read in each call: a check of the loop makes windows narrow.
             bias = rows.bias(getattr(module.self_attn, "sliding_window", None))
             fields.bias = None if bias is None else bias.data_ptr()
-
-
-class CompiledHead:
-    """The product of the head with rows, from 8 bits; the largest logits from its values."""
-
-    def __init__(self, library: Library, eight_bit: EightBitHead, weight: torch.Tensor) -> None:
-        self.library, self.eight_bit, self.weight = library, eight_bit, weight
-        self.threads = torch.get_num_threads()
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] bf16 -> [n, V] fp32"""
-        hidden, (size, width) = hidden.contiguous(), self.weight.shape
-        product, step, low = self.eight_bit.parts(hidden)
-        room = torch.empty(len(hidden) * -(-size // self.library.logits_block))
-        read = (tensor.data_ptr() for tensor in (step, low, self.eight_bit.sums, self.weight, hidden))
-        self.library.finish_logits(product.data_ptr(), len(hidden), size, *read, width, room.data_ptr(), self.threads)
-        return product
 
 
 class CompiledDraw:

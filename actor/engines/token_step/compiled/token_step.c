@@ -8,6 +8,7 @@
    this file once more, and passes the pointers. */
 
 #include "lanes.h"
+#include "codes.h"
 #include "products.h"
 #include "attention.h"
 #include "draw.h"
@@ -282,4 +283,5 @@ int64_t layer_bytes(void) { return sizeof(Layer); }
 int64_t room_rows(void) { return MOST_BLOCKS * LANES; }
 int64_t draw_room(void) { return sizeof(BlockSums); }
 int64_t draw_block(void) { return BLOCK; }
-int64_t logits_block(void) { return COLUMNS; }
+int64_t head_bytes(void) { return sizeof(Head); }
+int64_t head_columns(void) { return COLUMNS; }
