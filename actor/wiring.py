@@ -12,13 +12,13 @@ import torch
 from safetensors import safe_open
 
 from actor.engines.engine import Engine, Identity
-from actor.engines.token_step.coded import Codes
 from actor.engines.forms import codes_for, compiled_for, eight_bit_head_for
 from actor.engines.hf_engine import HFEngine
 from actor.engines.server.adapter_files import AdapterFiles
 from actor.engines.server.completions import Completions
 from actor.engines.server.server_engine import Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
+from actor.engines.token_step.coded import Codes
 from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
 from actor.environments.episodes import Episodes, Player

@@ -37,8 +37,9 @@ from launch.commands.run import speeds_of
 from launch.plan.cost import find_shape, work_of
 from launch.plan.duration import step_time, update_s
 from launch.plan.machine import NotMeasured
-from launch.plan.memory import MIB, Work, host_memory
+from launch.plan.memory import MIB, host_memory
 from launch.plan.shape import Lengths, ModelShape
+from launch.plan.work import Work
 from shared.config.load import config_from_json
 from shared.config.model import cache_root
 from shared.process.processor import cores_here, gains_by_packing, read_flags

@@ -31,9 +31,7 @@ NEEDED = "C code or a processor with AVX512-BF16"
 log = logging.getLogger("actor")
 
 
-def codes_for(
-    config: Config, base: CachedBase, policy: Policy, compiled: Library | None
-) -> Codes | StoredCodes | None:
+def codes_for(config: Config, base: CachedBase, policy: Policy, compiled: Library | None) -> Codes | StoredCodes | None:
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
     if config.actor.weights != "nf4" or not uses_own_layers(policy):
         return None

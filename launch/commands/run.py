@@ -43,9 +43,9 @@ from launch.plan.cost import (
     work_of,
 )
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
-from launch.plan.memory import Dtype, Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.plan.shape import check_model
+from launch.plan.work import Dtype, Work
 from launch.presets.load import check_data, load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from launch.tracking.trackers import check_tracker

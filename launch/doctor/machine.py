@@ -31,8 +31,9 @@ from launch.doctor.libraries import (
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
 from launch.plan.cost import dtype_of
-from launch.plan.memory import NF4_BYTES, VALUE_BYTES
+from launch.plan.memory import NF4_BYTES
 from launch.plan.shape import ModelShape
+from launch.plan.work import VALUE_BYTES
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
 from shared.process.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory

@@ -15,9 +15,10 @@ from msgspec import structs
 from launch.display.watch import seconds
 from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
-from launch.plan.memory import MIB, VALUE_BYTES, Dtype, HostMemory, Items, Work, host_memory, size, size_of
+from launch.plan.memory import MIB, HostMemory, Items, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fewer_rows, fits, remedies
 from launch.plan.shape import Lengths, ModelShape, Passes, adapter_bytes, local_folder, shape_of
+from launch.plan.work import VALUE_BYTES, Dtype, Work
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
 from shared.config.processes import EvalConfig, Parallel, sent_dtype

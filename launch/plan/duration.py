@@ -20,8 +20,9 @@ takes; a `lora.rank` other than the default; and that layers which are computed 
 from dataclasses import dataclass
 
 from launch.plan.machine import SAMPLER_ROWS, OtherTimes, Speed, between
-from launch.plan.memory import Work, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
+from launch.plan.memory import decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes
+from launch.plan.work import Work
 
 TOKEN_STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
@@ -116,8 +117,11 @@ def token_step_s(
     head = shape.vocabulary * shape.hidden * max(of_head, times[0])
     sampler, calls = rows * shape.vocabulary * speed.sampler, TOKEN_STEP_CALLS
     beside = other_layer_s(shape, in_token_step(shape, work, speed), rows)
-    if work.actor.token_step == "compiled" and work.uses_own_layers(shape) and (compiled := rates.compiled):
-        products = shape.linear * between(compiled.product, rows)
+    if work.is_compiled and work.uses_own_layers(shape) and (compiled := rates.compiled):
+        reads_codes = compiled.coded and work.codes_for(shape, rows)
+        products = shape.linear * between(compiled.coded if reads_codes else compiled.product, rows)
+        if packed.eight_bit and compiled.head:
+            head = shape.vocabulary * shape.hidden * between(compiled.head, rows)
         sampler, calls = rows * shape.vocabulary * compiled.sampler, COMPILED_STEP_CALLS
         times = compiled.folded_token_step if work.folds(shape) else compiled.token_step
         beside = other_layer_s(shape, times, rows)

@@ -40,7 +40,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from launch.plan.memory import Dtype
+from launch.plan.work import Dtype
 from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
 from shared.process.determinism import Blas, cpu_environment
@@ -48,7 +48,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 19
+FORMAT = 20
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -83,6 +83,10 @@ class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     product: tuple[float, ...]
     """Seconds per weight for each of ROWS."""
+    coded: tuple[float, ...]
+    """The same with weights that are read as codes; empty in fp32."""
+    head: tuple[float, ...]
+    """Seconds per weight of a head in 8 bits, for each of ROWS; empty in fp32."""
     token_step: OtherTimes
     """What a layer takes besides."""
     folded_token_step: OtherTimes
@@ -238,7 +242,7 @@ def is_sound(speed: Speed) -> bool:
     layer, compiled = one.layer, one.compiled
     parts = [layer.token_step, layer.folded_token_step, layer.update]
     if compiled:
-        times += [*compiled.product, compiled.sampler]
+        times += [*compiled.product, *compiled.coded, *compiled.head, compiled.sampler]
         parts += [compiled.token_step, compiled.folded_token_step]
     times += [time for part in parts for time in (part.calls, part.per_value)]
     is_whole = len(one.product) == len(one.packed) == len(ROWS) and (not compiled or len(compiled.product) == len(ROWS))

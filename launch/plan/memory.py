@@ -15,22 +15,14 @@ converts it. Pages of the model's files can be dropped meanwhile, but each proce
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, Passes, adapter_bytes, layer_outputs, token_bytes
-from shared.config.model import ModelConfig
+from launch.plan.shape import FP32_BYTES, ModelShape, adapter_bytes, layer_outputs, token_bytes
+from launch.plan.work import Work
 from shared.config.processes import (
-    CODED_ROWS,
     LOGIT_BYTES,
-    PACKED_TOKENS,
     PIECE_TOKENS,
-    ActorConfig,
-    EvalConfig,
-    is_folded,
     rows_at_once,
 )
-from shared.config.training import BatchConfig
-from shared.config.tree import RolloutConfig
 from shared.process.determinism import COMPILED_PRODUCTS
 
 MIB = 2**20
@@ -65,6 +57,8 @@ STACKED = 1.5
 """What a token step stores of the adapter for each of its values: between the blocks of B, zeros are stored too."""
 NF4_BYTES = 0.53
 """A parameter with its share of the scales."""
+SCALED = 64
+"""Parameters with one scale (shared/model/nf4.py, which loads torch)."""
 HEAD_COLUMNS = 2048
 """Of the vocabulary, in a tile of shared/model/head.py."""
 HEAD_TILES = 3
@@ -73,94 +67,6 @@ HEAD_ROWS = 2
 """For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
 SHORT = 128 * 128
 """As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
-
-Dtype = Literal["fp32", "bf16"]
-VALUE_BYTES: Mapping[Dtype, int] = {"fp32": FP32_BYTES, "bf16": 2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a step computes, and with what."""
-
-    model: ModelConfig
-    """How the base is kept."""
-    actor: ActorConfig
-    """How it decodes."""
-    rollout: RolloutConfig
-    """What is sampled."""
-    batch: BatchConfig
-    """How the learner cuts its batch."""
-    passes: Passes
-    eval: EvalConfig
-    """What is evaluated."""
-    lora_rank: int
-    """Of the adapter."""
-    groups: int
-    """Largest number of groups in a step."""
-    workers: int
-    """Processes that score."""
-    dtype: Dtype
-    """Of the base and the activations."""
-    sent_value_bytes: Mapping[Dtype, int]
-    """Size of one value of the adapter as it is sent, for each type that the base may have; a remedy may change it."""
-    orders_ahead: bool
-    """Whether steps are ordered ahead and may name older versions, so that the learner keeps these as files."""
-    overlaps: bool
-    """Whether learner and actors compute at the same time."""
-    lengths: Lengths
-    """Of its samples."""
-    samples: bool
-    """Whether a step samples. A warm start has its answers."""
-    actors: int
-    """Beside the learner: a warm start has some for its evaluations only."""
-    at_once: int
-    """Actors that compute at the same time."""
-    ranks: int = 1
-    """Processes of the learner, which all compute at the same time."""
-    divides: bool = False
-    """Whether each rank has a part of the base besides the mapped file."""
-    divides_moments: bool = False
-    """Whether each rank has AdamW's moments of a part of the adapter, and the sum of its gradients."""
-    in_turns: bool = False
-    """Whether a completion is a conversation, whose keys and values are kept between its turns."""
-    packs: bool = True
-    """Whether weights may be packed while an order is decoded (actor/engines/token_step/packed.py)."""
-
-    @property
-    def order_groups(self) -> int:
-        """Groups that are decoded together."""
-        return min(self.rollout.groups_per_order or self.groups, self.groups)
-
-    @property
-    def value_bytes(self) -> int:
-        return VALUE_BYTES[self.dtype]
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the dense base is mapped."""
-        return self.model.quantization == "none" or self.model.dequantize != "each_call"
-
-    def packs_for(self, shape: ModelShape, cap: int) -> bool:
-        """Whether weights are packed for an order whose completions may have so many tokens."""
-        return self.packs and self.is_dense and cap >= PACKED_TOKENS and (self.dtype == "bf16" or shape.fits_onednn)
-
-    def codes_for(self, shape: ModelShape, rows: float) -> bool:
-        """Whether a token step of so many rows reads codes."""
-        reads = self.actor.weights == "nf4" and self.model.quantization == "nf4" and self.dtype == "bf16"
-        return reads and self.uses_own_layers(shape) and rows <= CODED_ROWS
-
-    def has_eight_bit_head(self, shape: ModelShape) -> bool:
-        """Whether logits come from the head in 8 bits."""
-        return self.actor.head == "int8" and self.uses_own_layers(shape) and self.dtype == "bf16"
-
-    def uses_own_layers(self, shape: ModelShape) -> bool:
-        """Whether `hf` decodes with our own layers."""
-        return self.actor.engine == "hf" and shape.own_layers and self.is_dense
-
-    def folds(self, shape: ModelShape) -> bool:
-        """Whether the actor has sums of weights and adapter."""
-        return self.is_dense and self.dtype == "fp32" and is_folded(self.actor.fold, FP32_BYTES * shape.linear)
-
 
 Items = dict[str, int]
 """What the bytes are for -> bytes."""
@@ -250,7 +156,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {"Python": ACTOR_BYTES, "adapter": adapter * work.value_bytes // FP32_BYTES, **sent}
     if not work.actor.is_elsewhere:
-        actor |= own_rest | compiled | folded | stacked_items(shape, work)
+        actor |= own_rest | compiled | folded | stacked_items(shape, work) | scale_items(shape, work)
     evaluation, beside = evaluation_items(shape, work), work.eval.beside
     scoring = work.workers * WORKER_BYTES
     common = {"libraries": LIBRARIES_BYTES, "tokenizer": TOKEN_BYTES * shape.vocabulary}
@@ -287,8 +193,14 @@ def stacked_items(shape: ModelShape, work: Work) -> Items:
     """The adapter as our own loop multiplies by it: in the type that is computed with, and for few rows as codes."""
     if work.actor.engine != "hf" or not shape.own_layers or work.folds(shape):
         return {}
-    num_bytes = work.value_bytes + int(work.codes_for(shape, 1))
+    num_bytes = work.value_bytes + int(work.codes_for(shape, 1) and not work.is_compiled)
     return {"adapter of token steps": int(STACKED * work.lora_rank * shape.adapter * num_bytes)}
+
+
+def scale_items(shape: ModelShape, work: Work) -> Items:
+    """C code reads the codes as they are stored, with scales in fp32 of its own."""
+    reads = work.is_compiled and work.codes_for(shape, 1)
+    return {"scales of codes": FP32_BYTES * shape.linear // SCALED} if reads else {}
 
 
 def rollout_items(shape: ModelShape, work: Work) -> Items:

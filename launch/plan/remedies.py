@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from launch.plan.memory import HostMemory, Items, Work, host_memory, size
+from launch.plan.memory import HostMemory, Items, host_memory, size
 from launch.plan.shape import ModelShape
+from launch.plan.work import Work
 from shared.config.processes import DEFAULT_MOST_ROWS, ActorConfig
 from shared.errors import ConfigError
 

@@ -168,9 +168,7 @@ def is_open(config: Config) -> bool:
     return compute.dtype == "auto" or sampling or not (compute.learner_threads and compute.actor_threads)
 
 
-def chosen_weights(
-    config: Config, compute: ComputeConfig, found: Capacity, token_step: str
-) -> Literal["dense", "nf4"]:
+def chosen_weights(config: Config, compute: ComputeConfig, found: Capacity, token_step: str) -> Literal["dense", "nf4"]:
     """What an actor samples from. On a card, `hf` has what `model.dequantize` leaves in memory."""
     model = config.model
     if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):

@@ -18,8 +18,8 @@ from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, 
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
 from launch.plan.machine import LayerTimes, OtherTimes, Rates, Speed, machine_speed
-from launch.plan.memory import Dtype
 from launch.plan.shape import ModelShape
+from launch.plan.work import Dtype
 from shared.config.load import resolve
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain

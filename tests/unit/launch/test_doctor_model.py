@@ -16,12 +16,7 @@ from launch.doctor import run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.model import Model, ask_hub, look_at_hub, look_at_model
 from launch.plan.cost import memory_beside_card, work_of
-from launch.plan.memory import (
-    HEAD_COLUMNS,
-    PRODUCT_BYTES,
-    HostMemory,
-    host_memory,
-)
+from launch.plan.memory import HEAD_COLUMNS, PRODUCT_BYTES, HostMemory, host_memory
 from launch.plan.shape import ModelShape, shape_of
 from shared.base.cache import cached_base, dense_base
 from shared.config.model import ModelConfig

@@ -34,7 +34,7 @@ from launch.plan.measuring import (
     layer_times,
     solved,
 )
-from launch.plan.memory import Dtype
+from launch.plan.work import Dtype
 from shared.config.processes import ComputeConfig
 from shared.process.processor import BF16_FLAGS, CPUINFO, read_flags
 from tests.support.machines import HALF, SPEED

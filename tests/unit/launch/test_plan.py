@@ -21,7 +21,6 @@ from launch.plan.memory import (
     OWN_VALUES_PER_OUTPUT,
     UNRETURNED_BYTES,
     WORKING_LAYERS,
-    Work,
     host_memory,
     micro_batch_tokens,
     size_of,
@@ -29,6 +28,7 @@ from launch.plan.memory import (
 )
 from launch.plan.remedies import Remedy, changes, fits, refuse_if_too_large
 from launch.plan.shape import Lengths, ModelShape, Passes, shape_of
+from launch.plan.work import Work
 from shared.config.load import config_from_json, resolve
 from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES, PIECE_TOKENS

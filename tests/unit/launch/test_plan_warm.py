@@ -7,8 +7,9 @@ import pytest
 
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.memory import LAUNCHER_BYTES, Work, host_memory, size_of
+from launch.plan.memory import LAUNCHER_BYTES, host_memory, size_of
 from launch.plan.remedies import fits
+from launch.plan.work import Work
 from shared.config.load import resolve
 from shared.config.tree import warm_start
 from tests.support.machines import GIB, HALF, SPEED

@@ -11,8 +11,9 @@ from launch.doctor.command import read_config
 from launch.doctor.hardware_checks import available, container_limit
 from launch.plan.cost import Plan, chosen_work, make_plan, savings_in_words, work_of
 from launch.plan.machine import NotMeasured, Speed
-from launch.plan.memory import Work, host_memory, size
+from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fewer_rows, remedies
+from launch.plan.work import Work
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
 from shared.process.processor import settled_config

@@ -14,8 +14,9 @@ from launch.display.watch import phase_seconds, time_shares
 from launch.doctor.hardware_checks import cores
 from launch.plan.cost import make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.memory import UNRETURNED_BYTES, HostMemory, Work, host_memory, size_of
+from launch.plan.memory import UNRETURNED_BYTES, HostMemory, host_memory, size_of
 from launch.plan.shape import Lengths
+from launch.plan.work import Work
 from launch.presets.load import load_config
 from launch.supervisor.topology import topology
 from protocol.access.keys import load_actor_key, load_learner_keys, read_allowed

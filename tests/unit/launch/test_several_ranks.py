@@ -11,9 +11,10 @@ from launch.cli import parse
 from launch.doctor.hardware_checks import cores
 from launch.plan.cost import make_plan, plan_as_json, table, work_of
 from launch.plan.duration import step_time
-from launch.plan.memory import UNRETURNED_BYTES, Work, host_memory, micro_batch_tokens, size_of, step_tokens
+from launch.plan.memory import UNRETURNED_BYTES, host_memory, micro_batch_tokens, size_of, step_tokens
 from launch.plan.remedies import fewer_ranks
 from launch.plan.shape import Lengths
+from launch.plan.work import Work
 from launch.presets.load import load_config
 from launch.supervisor.endings import later
 from launch.supervisor.topology import arithmetic, topology

@@ -144,7 +144,11 @@ class CompiledHead:
         inputs = filled(width, INPUTS)
         # All are under a name, since they are read until the call returns.
         logits, rounded = torch.empty(count, size), torch.zeros(filled(count, SIDE_BY_SIDE), inputs, dtype=torch.uint8)
-        steps, lows, maxima = torch.empty(count), torch.empty(count), torch.empty(count, -(-size // self.library.columns))
+        steps, lows, maxima = (
+            torch.empty(count),
+            torch.empty(count),
+            torch.empty(count, -(-size // self.library.columns)),
+        )
         tensors = {
             "codes": self.coded.codes,
             "scales": self.coded.scales,
