@@ -10,8 +10,8 @@ alike. The folder is a Hugging Face model; the base is cached as a run caches it
     python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
         [--token-step torch]
 
-Where PyTorch reads the base as codes, so is the adapter with few rows. Such steps take turns with steps whose adapter is in
-bf16, and the result has the ratio of their times.
+Where PyTorch reads the base as codes, the adapter of few rows is read as codes too. Such steps take turns with steps
+whose adapter is in bf16, and the result has the ratio of their times.
 
 --packed, --weights and --token-step: as the keys of [actor]; the result says what `auto` is here. The bound is that of
 bf16 weights, also where codes are read.

@@ -49,8 +49,8 @@ AVX2_FLAG = "avx2"
 AVX512_FLAG = "avx512f"
 """Of processors with AVX-512."""
 AMX_FLAG = "amx_bf16"
-"""Of processors for which the token step in C was measured in bf16. In PyTorch they are faster with dense values: with 8
-rows codes take as long, with 32 three times as long."""
+"""Of processors for which the token step in C was measured in bf16. In PyTorch, codes take as long as dense values
+there with 8 rows, and three times as long with 32."""
 EIGHT_BIT_FLAG = "avx512_vnni"
 """Of processors that multiply in 8 bits (actor/engines/token_step/eight_bit.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")

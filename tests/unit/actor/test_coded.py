@@ -240,7 +240,7 @@ def config(weights: str) -> Config:
 
 
 def read(weights: str, base: CachedBase, policy: Policy) -> bool:
-    return codes_for(config(weights), base, policy) is not None
+    return codes_for(config(weights), base, policy, None) is not None
 
 
 def test_codes_are_read_where_the_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

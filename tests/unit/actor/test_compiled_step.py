@@ -12,8 +12,7 @@ import torch
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.compiled.library import NO_TILES, Library, compiled, load, openmp_of_torch, options_for
-from actor.engines.token_step.compiled.step import CompiledDraw, CompiledHead, CompiledLayers, has_covered_sizes
-from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
+from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers, has_covered_sizes
 from protocol.messages import Sampling
 from shared.config.processes import ActorConfig
 from shared.errors import ModelError
@@ -267,27 +266,6 @@ def test_shares_of_draws_are_the_probabilities(tmp_path: Path, kind: Kind) -> No
     uniforms = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     counts = torch.bincount(draw(logits, uniforms).ids, minlength=5) / 20_000
     assert torch.allclose(counts, torch.softmax(logits[0], 0), atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS[2:], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("rows", [1, 9])
-@pytest.mark.parametrize("size", [40, 1000, 30_000])
-def test_the_largest_logits_of_a_head_in_8_bits_are_exact(tmp_path: Path, size: int, rows: int, kind: Kind) -> None:
-    if not multiplies_eight_bits():
-        pytest.skip("needs a processor with VNNI")
-    generator = torch.Generator().manual_seed(size)
-    weight = torch.randn(size, 64, generator=generator).bfloat16()
-    x = torch.randn(rows, 64, generator=generator).bfloat16()
-    eight_bit = EightBitHead.of(weight)
-    found = CompiledHead(library_of(kind, tmp_path), eight_bit, weight)(x)
-    rounded, exact = eight_bit(x), x.double() @ weight.double().t()
-    largest = rounded.topk(min(64, size), dim=1).indices
-    assert torch.allclose(found.gather(1, largest).double(), exact.gather(1, largest), rtol=0, atol=1e-4)
-    is_rounded, is_exact = (torch.isclose(found.double(), x.double(), rtol=1e-5, atol=1e-4) for x in (rounded, exact))
-    assert (is_rounded | is_exact).all()
-    # What is computed again matters, and in a large vocabulary it is little.
-    assert (rounded.gather(1, largest).double() - exact.gather(1, largest)).abs().max() > 1e-3
-    assert size < 30_000 or (~is_rounded).float().mean() < 0.05
 
 
 @kinds

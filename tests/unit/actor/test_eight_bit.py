@@ -119,8 +119,8 @@ class Sampled:
         model = ModelConfig(path=str(architecture_model(folder, name)), cache_dir=str(folder / "cache"))
         self.base = cached_base(model)
         self.config = Config(model=model, actor=ActorConfig(weights=weights, head="int8"))
-        codes = codes_for(self.config, self.base, self.policy)
-        self.eight_bit = eight_bit_head_for(self.config, self.base, self.policy)
+        codes = codes_for(self.config, self.base, self.policy, None)
+        self.eight_bit = eight_bit_head_for(self.config, self.base, self.policy, None)
         self.engine = HFEngine(self.policy, tiny_prompter(*range(6)), codes=codes, eight_bit=self.eight_bit)
 
     def sample(self) -> list[bytes]:
@@ -211,14 +211,16 @@ def test_it_is_read_beside_dense_layers_too_and_only_where_the_configuration_say
     assert sampled.engine.loop != plain.loop, "each has a check of its own"
     for head in ("dense", "auto"):
         actor = structs.replace(sampled.config.actor, head=head)
-        assert eight_bit_head_for(structs.replace(sampled.config, actor=actor), sampled.base, sampled.policy) is None
+        assert (
+            eight_bit_head_for(structs.replace(sampled.config, actor=actor), sampled.base, sampled.policy, None) is None
+        )
 
 
 @needs_vnni
 def test_a_policy_in_fp32_takes_its_values_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sampled = Sampled(tmp_path, weights="dense")
     policy = policy_of(tmp_path, "Qwen2", torch.float32, ADAPTED[1])
-    assert eight_bit_head_for(sampled.config, sampled.base, policy) is None
+    assert eight_bit_head_for(sampled.config, sampled.base, policy, None) is None
     assert "actor.head is 'int8', which takes bf16" in caplog.text
 
 
@@ -253,7 +255,7 @@ def test_a_model_without_a_step_of_our_own_takes_its_values(tmp_path: Path) -> N
     """In others the head may have another name in the file."""
     sampled = Sampled(tmp_path, weights="dense")
     policy = policy_of(tmp_path, "Gemma2", torch.bfloat16, ADAPTED[1])
-    assert eight_bit_head_for(sampled.config, sampled.base, policy) is None
+    assert eight_bit_head_for(sampled.config, sampled.base, policy, None) is None
 
 
 def test_another_setting_of_onednn_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,18 +22,8 @@ from launch.plan.machine import (
     machine_speed,
     measure_elsewhere,
 )
-from launch.plan.measuring import (
-    DEEP,
-    ENOUGH_S,
-    SHALLOW,
-    SLOW_S,
-    TRIED_ROWS,
-    TURNS,
-    best_time,
-    gradient_time,
-    layer_times,
-    solved,
-)
+from launch.plan.measuring import ENOUGH_S, SLOW_S, TRIED_ROWS, best_time, gradient_time, layer_times
+from launch.plan.timed_layers import DEEP, SHALLOW, TURNS, solved
 from launch.plan.work import Dtype
 from shared.config.processes import ComputeConfig
 from shared.process.processor import BF16_FLAGS, CPUINFO, read_flags

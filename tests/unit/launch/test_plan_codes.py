@@ -8,7 +8,7 @@ from msgspec import structs
 
 from launch.plan.cost import chosen_work, work_of
 from launch.plan.duration import decode_s, step_time
-from launch.plan.machine import OtherTimes, Speed
+from launch.plan.machine import CompiledTimes, OtherTimes, Speed
 from launch.plan.memory import NF4_BYTES, host_memory, size_of
 from launch.plan.remedies import REFUSAL_MARGIN
 from launch.plan.shape import Lengths
@@ -81,6 +81,42 @@ def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
     no_codes = structs.replace(quick, coded=())
     slow = structs.replace(SPEED, rates=no_codes)
     assert decode_s(HALF, one, slow, groups=1, rows=8, lengths=LENGTHS) > 1.5 * found, "a machine that reads none"
+
+
+def compiled_speed(**times: Any) -> Speed:
+    """A machine with C code."""
+    other = OtherTimes(calls=1e-5, per_value=1e-10)
+    usual = {"product": (1e-9,) * 5, "coded": (25e-11,) * 5, "head": (1e-10,) * 5, "sampler": 1e-10}
+    compiled = CompiledTimes(token_step=other, folded_token_step=other, **usual | times)
+    return structs.replace(SPEED, rates=structs.replace(RATES, compiled=compiled))
+
+
+def test_c_code_reads_codes_for_any_number_of_rows_and_has_scales_of_its_own() -> None:
+    in_c = CODES | {"token_step": "compiled"}
+    sections: dict[str, Any] = {"compute": {"dtype": "bf16"}, "rollout": {"prompts": 5}}
+    found = host_memory(HALF, work(actor=in_c, **sections))
+    assert found.actor["scales of codes"] == HALF.linear // 16
+    assert "scales of codes" not in host_memory(HALF, work(actor=CODES, **sections)).actor
+    dense = host_memory(HALF, work(actor=in_c | {"weights": "dense"}, **sections))
+    assert "codes" in found.rollout and "codes" not in dense.rollout
+    item = "adapter of token steps"
+    assert found.actor[item] == dense.actor[item], "in bf16 only"
+    for rows in (8, 40):
+        coded, other = (
+            decode_s(
+                HALF, work(actor=actor, **sections), compiled_speed(), groups=rows // 8, rows=rows, lengths=LENGTHS
+            )
+            for actor in (in_c, in_c | {"weights": "dense"})
+        )
+        assert other - coded == pytest.approx(64 * (1e-9 - 25e-11) * HALF.linear, rel=0.01)
+
+
+def test_c_code_has_a_head_of_its_own() -> None:
+    one = work(compute={"dtype": "bf16"}, actor=CODES | {"token_step": "compiled"})
+    quick, slow = (
+        decode_s(HALF, one, compiled_speed(head=(t,) * 5), groups=1, rows=8, lengths=LENGTHS) for t in (1e-10, 5e-10)
+    )
+    assert slow - quick == pytest.approx(64 * 4e-10 * 151_936 * 896, rel=0.01)
 
 
 def test_actors_share_the_files_with_codes() -> None:

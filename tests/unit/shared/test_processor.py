@@ -139,7 +139,7 @@ def test_a_run_whose_token_step_is_to_be_chosen_is_open() -> None:
         ({}, (), True, "torch"),
         ({"compute": {"dtype": "bf16"}}, ("avx2", "amx_bf16"), True, "compiled"),
         ({"compute": {"dtype": "bf16"}}, ("avx2", "avx512_bf16"), True, "torch"),
-        ({"compute": {"dtype": "bf16"}, "actor": {"weights": "nf4"}}, ("avx2", "amx_bf16"), True, "torch"),
+        ({"compute": {"dtype": "bf16"}, "actor": {"weights": "nf4"}}, ("avx2", "amx_bf16"), True, "compiled"),
         ({"compute": {"blas": "portable"}}, ("avx2",), True, "torch"),
         ({"compute": {"device": "cuda"}}, ("avx2",), True, "torch"),
         ({"model": {"dequantize": "each_call"}}, ("avx2",), True, "torch"),
@@ -155,12 +155,22 @@ def test_what_computes_a_token_follows_from_type_processor_and_compiler(
 ) -> None:
     actor = settled_config(resolve(sections), replace(capacity(*flags), compiler=compiler)).actor
     assert actor.token_step == chosen
-    assert chosen == "torch" or actor.weights == "dense", "it reads no codes"
 
 
-def test_c_code_reads_no_codes() -> None:
-    with pytest.raises(ConfigError, match=r"^actor\.token_step is 'compiled', which reads dense values, but actor\.w"):
-        resolve({"actor": {"token_step": "compiled", "weights": "nf4"}})
+@pytest.mark.parametrize(
+    ("sections", "flags", "weights"),
+    [
+        ({}, ("avx2", "amx_bf16"), "nf4"),
+        ({"actor": {"weights": "dense"}}, ("avx2", "amx_bf16"), "dense"),
+        ({"actor": {"token_step": "torch"}}, ("avx2", "amx_bf16"), "dense"),
+        ({"compute": {"dtype": "fp32"}}, ("avx2", "amx_bf16"), "dense"),
+        ({"model": {"quantization": "none"}}, ("avx2", "amx_bf16"), "dense"),
+        ({"actor": {"token_step": "compiled"}}, ("avx512_bf16",), "nf4"),
+    ],
+)
+def test_c_code_reads_codes_in_bf16(sections: dict[str, dict[str, Any]], flags: tuple[str, ...], weights: str) -> None:
+    config = resolve({"compute": {"dtype": "bf16"}} | sections)
+    assert settled_config(config, replace(capacity(*flags), compiler=True)).actor.weights == weights
 
 
 def test_a_head_in_8_bits_needs_an_nf4_base() -> None:

@@ -1,6 +1,6 @@
 """The head in 8 bits for the token step in C (logits.h): its codes in a file, and the logits of rows.
 
-    head.codes    [V' / 16, H' / 4, 16, 4] int8    codes of 16 rows of the head side by side, four inputs of each at once
+    head.codes    [V' / 16, H' / 4, 16, 4] int8    16 rows of the head side by side, four inputs of each at once
     head.scales   [V'] fp32                        as in eight_bit.py, which has the formulas
     head.sums     [V'] fp32
 
@@ -142,27 +142,21 @@ class CompiledHead:
         """[n, H] bf16 -> [n, V] fp32"""
         hidden, (size, width), count = hidden.contiguous(), self.weight.shape, len(hidden)
         inputs = filled(width, INPUTS)
-        # All are under a name, since they are read until the call returns.
-        logits, rounded = torch.empty(count, size), torch.zeros(filled(count, SIDE_BY_SIDE), inputs, dtype=torch.uint8)
-        steps, lows, maxima = (
-            torch.empty(count),
-            torch.empty(count),
-            torch.empty(count, -(-size // self.library.columns)),
-        )
+        # All have a name, since they are read until the call returns.
         tensors = {
             "codes": self.coded.codes,
             "scales": self.coded.scales,
             "sums": self.coded.sums,
             "weight": self.weight,
             "x": hidden,
-            "logits": logits,
-            "rounded": rounded,
-            "steps": steps,
-            "lows": lows,
-            "maxima": maxima,
+            "logits": torch.empty(count, size),
+            "rounded": torch.zeros(filled(count, SIDE_BY_SIDE), inputs, dtype=torch.uint8),
+            "steps": torch.empty(count),
+            "lows": torch.empty(count),
+            "maxima": torch.empty(count, -(-size // self.library.columns)),
         }
         fields = HeadFields(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
         fields.size, fields.width, fields.rows, fields.threads = size, width, count, self.threads
         fields.outputs, fields.inputs = filled(size, OUTPUTS), inputs
         self.library.head_logits(ctypes.addressof(fields))
-        return logits
+        return tensors["logits"]

@@ -1,8 +1,7 @@
 """The structures of token_step.c, filled from a policy and the keys and values of an order.
 
-Weights and norms are read where they are: as codes or as values of the mapped base, or in the sums with the adapter. A
-and B are copied for each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32
-inputs.
+Weights and norms are read where they are: codes or values of the mapped base, or its sums with the adapter. A and B are
+copied for each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32 inputs.
 
 It covers the models that layers.py covers, if their hidden size, inner size and head size are multiples of 16, the last
 at most 128, and the base has dense values.

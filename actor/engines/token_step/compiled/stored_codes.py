@@ -4,9 +4,8 @@
     scales    [out, in / 64] fp32, made from the file's own 8 bits; a sixteenth of a byte for each weight
 
 The values that the C code makes of them are those of the dense base, bit for bit, so a completion does not depend on
-which of the two was read. The dense base still serves prompts, and linears that have no codes here: those whose rows
-are not whole blocks, and those of a base whose own type rounds twice (fp16). Its pages are read once for a prompt, those
-of the codes once for each token.
+which of the two was read. Prompts are still computed with the dense base, and so are linears whose rows are not whole
+blocks, and all of a model in fp16, whose values are rounded twice.
 """
 
 from dataclasses import dataclass
