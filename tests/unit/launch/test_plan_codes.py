@@ -99,7 +99,7 @@ def test_c_code_reads_codes_for_any_number_of_rows_and_has_scales_of_its_own() -
     assert "scales of codes" not in host_memory(HALF, work(actor=CODES, **sections)).actor
     dense = host_memory(HALF, work(actor=in_c | {"weights": "dense"}, **sections))
     assert "codes" in found.rollout and "codes" not in dense.rollout
-    item = "adapter of token steps"
+    item, speed = "adapter of token steps", compiled_speed()
     assert found.actor[item] == dense.actor[item], "in bf16 only"
     for rows in (8, 40):
         coded, other = (
