@@ -103,9 +103,7 @@ def test_c_code_reads_codes_for_any_number_of_rows_and_has_scales_of_its_own() -
     assert found.actor[item] == dense.actor[item], "in bf16 only"
     for rows in (8, 40):
         coded, other = (
-            decode_s(
-                HALF, work(actor=actor, **sections), compiled_speed(), groups=rows // 8, rows=rows, lengths=LENGTHS
-            )
+            decode_s(HALF, work(actor=actor, **sections), speed, groups=rows // 8, rows=rows, lengths=LENGTHS)
             for actor in (in_c, in_c | {"weights": "dense"})
         )
         assert other - coded == pytest.approx(64 * (1e-9 - 25e-11) * HALF.linear, rel=0.01)
