@@ -16,7 +16,6 @@ from shared.errors import DamageError
 from shared.model.lora import PAIR, FrozenLinear
 from shared.model.policy import Policy
 
-SLICE_WORDS = 2**20
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -67,13 +66,11 @@ def all_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def word_sum(tensor: torch.Tensor) -> int:
-    """In words of 64 bits where the tensor divides into them. Others are added in slices, because a CPU widens all
-    their words before it adds them."""
+    """In words of 64 bits; the words of its own size before the first and behind the last of these are added too."""
     values = tensor.detach().contiguous().flatten()
     size = values.element_size()
-    if values.numel() * size % 8 == 0 and values.storage_offset() * size % 8 == 0:
-        return int(values.view(torch.int64).sum())
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in values.view(WORDS[size]).split(SLICE_WORDS):
-        total += part.sum(dtype=torch.int64)
-    return int(total)
+    in_word = 8 // size
+    first = min(-values.storage_offset() % in_word, values.numel())
+    last = values.numel() - (values.numel() - first) % in_word
+    rest = torch.cat([values[:first], values[last:]]).view(WORDS[size])
+    return int(values[first:last].view(torch.int64).sum()) + int(rest.sum(dtype=torch.int64))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from shared.base.checksum import SLICE_WORDS, WORDS, BaseChecksum, frozen_sums, frozen_tensors, word_sum
+from shared.base.checksum import WORDS, BaseChecksum, frozen_sums, frozen_tensors, word_sum
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.head import LogitForm
@@ -86,11 +86,13 @@ def test_every_bit_of_a_word_counts_in_the_sum(dtype: torch.dtype, length: int, 
     assert word_sum(tensor) == before
 
 
-def test_a_sum_over_many_slices_is_the_sum_of_all_words() -> None:
-    """Three slices, the last of them short; sums wrap at 64 bits as the machine's do."""
-    words = torch.arange(2 * SLICE_WORDS + 5, dtype=torch.int64) * (2**62 - 1)
+def test_a_sum_is_that_of_all_words_also_of_those_beside_the_wide_ones() -> None:
+    """Sums wrap at 64 bits as the machine's do."""
+    words = torch.arange(1005, dtype=torch.int64) * (2**62 - 1)
     assert word_sum(words) == int(words.sum())
-    floats = torch.randn(2 * SLICE_WORDS + 5, generator=torch.Generator().manual_seed(1))
-    assert word_sum(floats) == int(floats.view(torch.int32).sum(dtype=torch.int64))
-    assert word_sum(floats[1:]) == int(floats[1:].view(torch.int32).sum(dtype=torch.int64))
-    assert word_sum(floats[:-1]) == int(floats[:-1].view(torch.int64).sum())
+    floats = torch.randn(1005, generator=torch.Generator().manual_seed(1))
+    narrow = floats.view(torch.int32)
+    assert word_sum(floats[:-1]) == int(narrow[:-1].view(torch.int64).sum())
+    assert word_sum(floats) == int(narrow[:-1].view(torch.int64).sum()) + int(narrow[-1])
+    assert word_sum(floats[1:]) == int(narrow[2:-1].view(torch.int64).sum()) + int(narrow[1]) + int(narrow[-1])
+    assert word_sum(floats[1:2]) == int(narrow[1]) and word_sum(floats[:0]) == 0
