@@ -47,7 +47,7 @@ def main() -> None:
     for folder in args.folders:
         orders = questions(folder, args.groups)
         for kind, (weights, head) in KINDS.items():
-            engine = opened(folder, "bf16", 0.5, weights, head)
+            engine = opened(folder, "bf16", 0.5, weights, head, token_step="torch")
             figures = figures_of(differences(engine, orders, args.tokens))
             found.setdefault(Path(folder).name, {})[kind] = figures
             print(Path(folder).name, kind, figures, flush=True)

@@ -25,9 +25,6 @@ from shared.model.policy import Policy
 from shared.model.trained_layers import covers
 from shared.tensor_file import map_file
 
-NEEDED = "C code or a processor with AVX512-BF16"
-"""To read codes."""
-
 log = logging.getLogger("actor")
 
 
@@ -35,14 +32,29 @@ def codes_for(config: Config, base: CachedBase, policy: Policy, compiled: Librar
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
     if config.actor.weights != "nf4" or not uses_own_layers(policy):
         return None
-    if policy.dtype != torch.bfloat16 or not (compiled or reads_codes()):
-        log.warning("actor.weights is 'nf4', which takes bf16, and %s: it reads dense weights", NEEDED)
+    # Those of PyTorch have other numbers than C code.
+    in_c = config.actor.token_step == "compiled"
+    if policy.dtype != torch.bfloat16 or not (compiled if in_c else reads_codes()):
+        log.warning("actor.weights is 'nf4', which takes bf16 and %s: it reads dense weights", needed(in_c))
         return None
     if compiled:
-        log.info("a token step reads the NF4 codes of the base")
-        return StoredCodes(map_file(base.folder / WEIGHTS))
+        return stored_codes(base)
     log.info("a token step of few rows reads the NF4 codes")
     return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
+
+
+def needed(in_c: bool) -> str:
+    return "C code, which cannot be compiled here" if in_c else "a processor with AVX512-BF16"
+
+
+def stored_codes(base: CachedBase) -> StoredCodes | None:
+    """None if C code can read no linear of this base as codes."""
+    found = StoredCodes(map_file(base.folder / WEIGHTS))
+    if not found.any():
+        log.info("a token step reads dense weights: this model's type or sizes do not fit")
+        return None
+    log.info("a token step reads the NF4 codes of the base")
+    return found
 
 
 def uses_own_layers(policy: Policy) -> bool:
@@ -56,7 +68,8 @@ def eight_bit_head_for(
     """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
     if config.actor.head != "int8" or not uses_own_layers(policy):
         return None
-    if policy.dtype != torch.bfloat16 or not (compiled or multiplies_eight_bits()):
+    has_vnni = torch.cpu._is_vnni_supported() if compiled else multiplies_eight_bits()
+    if policy.dtype != torch.bfloat16 or not has_vnni:
         log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")
         return None
     if compiled:

@@ -107,7 +107,7 @@ def token_step_s(
     """One token of each row."""
     rates, plain = speed.rates, speed.product_s(rows)
     of_layers = packed.layers * speed.packed_s(rows) + (1.0 - packed.layers) * plain
-    if work.codes_for(shape, rows):
+    if work.codes_for(shape, rows) and not work.is_compiled:
         of_layers = speed.coded_s(rows)
     products = shape.linear * of_layers
     times = rates.packed if packed.head else rates.product

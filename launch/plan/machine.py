@@ -84,9 +84,9 @@ class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
     product: tuple[float, ...]
     """Seconds per weight for each of ROWS."""
     coded: tuple[float, ...]
-    """The same with weights that are read as codes; empty in fp32."""
+    """The same with weights that are read as codes; empty in fp32, and where the processor is slow at it."""
     head: tuple[float, ...]
-    """Seconds per weight of a head in 8 bits, for each of ROWS; empty in fp32."""
+    """Seconds per weight of a head in 8 bits, for each of ROWS; empty where `coded` is."""
     token_step: OtherTimes
     """What a layer takes besides."""
     folded_token_step: OtherTimes
@@ -245,7 +245,8 @@ def is_sound(speed: Speed) -> bool:
         times += [*compiled.product, *compiled.coded, *compiled.head, compiled.sampler]
         parts += [compiled.token_step, compiled.folded_token_step]
     times += [time for part in parts for time in (part.calls, part.per_value)]
-    is_whole = len(one.product) == len(one.packed) == len(ROWS) and (not compiled or len(compiled.product) == len(ROWS))
+    in_c = [compiled.product, compiled.coded or ROWS, compiled.head or ROWS] if compiled else []
+    is_whole = all(len(times) == len(ROWS) for times in (one.product, one.packed, *in_c))
     is_whole = is_whole and len(one.coded) in (0, few) and len(one.eight_bit) in (0, len(ROWS))
     return is_whole and all(math.isfinite(t) and t > 0 for t in times)
 

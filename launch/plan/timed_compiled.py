@@ -30,6 +30,8 @@ from launch.plan.timed_layers import (
 )
 from shared.model.nf4 import BLOCK
 from shared.model.policy import Policy
+from shared.process.processor import EIGHT_BIT_FLAG, VBMI_FLAG, read_flags
+from shared.run.run_dir import CPUINFO
 
 WEIGHTS_BYTES = 64 * 2**20
 """Of the weights of a step, as they are read."""
@@ -55,7 +57,7 @@ def compiled_times(dtype: torch.dtype, best: Best) -> CompiledTimes | None:
         for policy in (tiny.shallow, tiny.deep, narrow.shallow, narrow.deep):
             policy.adapter.fold()
         folded = compiled_layer_times(tiny, narrow, make, best)
-    else:
+    elif {VBMI_FLAG, EIGHT_BIT_FLAG} <= read_flags(CPUINFO):
         coded = wide_products(CODE_BYTES, dtype, partial(coded_layers, library=library), plain, best)
         head = head_times(library, dtype, best)
     return CompiledTimes(

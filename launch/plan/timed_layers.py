@@ -1,4 +1,4 @@
-"""Small models whose layers are timed (measuring.py, compiled.py), as the processes of a run compute them.
+"""Small models whose layers are timed (measuring.py, timed_compiled.py), as the processes of a run compute them.
 
     tiny, narrow    of a few layers; what they take besides products is solved from the two sizes
     wide            one whose weights come from memory

@@ -231,9 +231,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time in bf16.
-    C code (`token_step`) reads them and has the numbers of dense values; `auto` takes them there. PyTorch's operations
-    read them with AVX512-BF16, for at most 32 rows; with 16 rows or fewer, the adapter is then rounded to 8 bits.
-    `auto` takes them there without AMX. Where neither can be used, dense values are read in place of codes. On a card,
+    C code (`token_step`) reads them and has the numbers of dense values; `auto` takes them with AVX512-VBMI. PyTorch's
+    operations read them with AVX512-BF16, for at most 32 rows; with 16 rows or fewer, the adapter is then rounded to 8
+    bits. `auto` takes them there without AMX. Where neither can be used, dense values are read in place of codes. On a card,
     `hf` reads what `model.dequantize` leaves in memory."""
     head: Literal["auto", "dense", "int8"] = "auto"
     """What logits come from while `hf` decodes Llama, Qwen2 or Qwen3 in bf16 on a CPU. `dense`: the values of the head.
@@ -354,7 +354,7 @@ FOLDED_BYTES = 64 * 2**20
 """At the 3 MiB of the embedded model folding saves a tenth of a step of 128 rows and a quarter of one of 8; beyond this
 size the second copy is what counts."""
 CODED_ROWS = 32
-"""Up to this number of rows `hf` reads codes in a token step (actor/engines/token_step/coded.py). With more, dense
+"""Up to this number of rows PyTorch reads codes in a token step (actor/engines/token_step/coded.py). With more, dense
 weights are faster."""
 CODED_ADAPTER_ROWS = 16
 """Up to this number of rows the adapter is read as codes too, beside those of the base. A token step in bf16 has a

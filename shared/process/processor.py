@@ -1,7 +1,8 @@
 """What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
     dtype       bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
-    weights     where our own loop samples in bf16 on a CPU, with C code or with AVX512-BF16: the codes
+    weights     where our own loop samples in bf16 on a CPU: the codes, if C code has AVX512-VBMI, or PyTorch
+                AVX512-BF16 but not AMX
     head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
     token_step  where it samples on a CPU (fp32: with AVX2, bf16: with AMX) and GCC is there: C code
     threads     all physical cores that the container allows; half of them for each process if both compute at once
@@ -48,6 +49,8 @@ AVX2_FLAG = "avx2"
 """Of processors for which the token step in C was measured in fp32."""
 AVX512_FLAG = "avx512f"
 """Of processors with AVX-512."""
+VBMI_FLAG = "avx512vbmi"
+"""Of processors for which C code that reads codes has instructions to look up their values."""
 AMX_FLAG = "amx_bf16"
 """Of processors for which the token step in C was measured in bf16. In PyTorch, codes take as long as dense values
 there with 8 rows, and three times as long with 32."""
@@ -173,7 +176,8 @@ def chosen_weights(config: Config, compute: ComputeConfig, found: Capacity, toke
     model = config.model
     if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):
         return "dense" if model.dequantize == "once" else "nf4"
-    helps = token_step == "compiled" or (CODES_FLAG in found.flags and AMX_FLAG not in found.flags)
+    in_torch = CODES_FLAG in found.flags and AMX_FLAG not in found.flags
+    helps = VBMI_FLAG in found.flags if token_step == "compiled" else in_torch
     return "nf4" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 

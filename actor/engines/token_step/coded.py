@@ -8,8 +8,9 @@ x and W x are bf16, the sums of a product fp32.
 With few rows, a token step on a CPU takes as long as reading the weights. The codes are a quarter of the bytes of
 bf16, and bitsandbytes has a product that reads them, for processors with AVX512-BF16: with 8 rows it takes half of the
 time of packed weights (packed.py), with 32 about as long. So codes are read with up to CODED_ROWS rows
-(shared/config/processes.py), the dense base with more. With AMX the dense base is as fast for 8 rows, and three times
-as fast for 32, so a run that starts there takes it (shared/process/processor.py). The file of the codes
+(shared/config/processes.py), the dense base with more. With AMX these products are as fast with the dense base for 8
+rows, and three times as fast for 32, so they are not used there (shared/process/processor.py). C code reads codes in
+its own way (compiled/stored_codes.py). The file of the codes
 (shared/base/interleaved.py) is mapped, and `Codes.release` gives its pages back after an order; only the scales, a
 thirtieth of a byte per weight, stay.
 

@@ -15,7 +15,7 @@ The 64 largest logits are computed again from the values (shared/model/products.
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
 the same for one and grows from 0.042 to 0.047 for the other (benchmarks/coded_mismatch.py).
 
-To bring codes into oneDNN's layout takes as long as six token steps, so they are stored in it. The file is made once
+C code has codes, file and product of its own (compiled/head.py). Here, to bring codes into oneDNN's layout takes as long as six token steps, so they are stored in it. The file is made once
 for each kind of processor, beside the cached base, under a name with that base's digest. It is mapped: all actors share
 its pages, and between two orders only scales, sums and zeros stay. PyTorch has no function in Python for a tensor of
 that layout over memory that exists; its functions for compiled programs, which store their weights in the same way, are
@@ -107,7 +107,7 @@ def eight_bit_head(base: CachedBase) -> CachedBase:
 
 
 def write_head(source: Path, file: Path) -> None:
-    scales, sums, codes = coded_head(source)
+    scales, sums, codes = codes_of_head(source)
     # The codes come first, where the file aligns them.
     layout = torch.ops.mkldnn._get_mkldnn_serialized_md(codes)
     parts = {CODES: bytes_of(codes), SCALES: scales, SUMS: sums, LAYOUT: layout}
@@ -115,7 +115,7 @@ def write_head(source: Path, file: Path) -> None:
         out.writelines(file_parts(parts))
 
 
-def coded_head(source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def codes_of_head(source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[V] scales, [V] sums, codes in oneDNN's layout"""
     with safe_open(source, framework="pt") as reader:
         names = set(reader.keys())
@@ -220,14 +220,10 @@ class EightBitHead:
             x, 1.0, 0, self.codes, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
 
-    def parts(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[n, H] bf16 -> [n, V] c (k q), [n, 1] s, [n, 1] l, all fp32"""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] bf16 -> [n, V] fp32"""
         wide = x.float()
         low, high = wide.aminmax(dim=1, keepdim=True)
         step = ((high - low) / STEPS).clamp_(min=torch.finfo(torch.float32).tiny)
-        return self.times_codes(wide.sub_(low).div_(step).round_().to(torch.uint8)), step, low
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, H] bf16 -> [n, V] fp32"""
-        product, step, low = self.parts(x)
+        product = self.times_codes(wide.sub_(low).div_(step).round_().to(torch.uint8))
         return product.mul_(step).addcmul_(low, self.sums)

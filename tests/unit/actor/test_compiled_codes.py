@@ -15,7 +15,8 @@ from actor.engines.token_step.compiled.step import CompiledLayers
 from actor.engines.token_step.compiled.stored_codes import StoredCodes
 from protocol.messages import Sampling
 from shared.base.cache import CachedBase, cached_base
-from shared.config.model import ModelConfig
+from shared.base.load import load_policy
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
@@ -24,7 +25,7 @@ from shared.model.nf4 import STATE_KEY, WEIGHTS, block_scales, from_tensors
 from shared.tensor_file import map_file
 from tests.reference import nf4_code
 from tests.support.architectures import architecture_model
-from tests.support.fakes import tiny_prompter, unheard
+from tests.support.fakes import shake, tiny_prompter, unheard
 from tests.unit.actor.test_coded import resident_kb
 from tests.unit.actor.test_compiled_step import KINDS, Kind, library_of, logprobs_of
 from tests.unit.actor.test_compiled_step import pytestmark as needs_compiler
@@ -72,6 +73,20 @@ def test_so_have_many_rows(tmp_path: Path, rows: int, kind: Kind) -> None:
         engine = engine_of(tmp_path, kind, codes, max_sequences=rows)
         (completions,) = engine.generate((wide,), Sampling(temperature=1.0, max_new_tokens=4), unheard)
         found.append(logprobs_of(completions))
+    assert found[0] == found[1]
+
+
+@kinds
+def test_so_have_rows_that_are_not_made_at_once(tmp_path: Path, kind: Kind) -> None:
+    """Of 320 and 576 values; without AMX, 256 are made at once."""
+    folder = architecture_model(tmp_path, "Llama", hidden_size=320, intermediate_size=576)
+    model = ModelConfig(path=str(folder), cache_dir=str(tmp_path / "cache"))
+    base, found = cached_base(model), []
+    for codes in (StoredCodes(map_file(base.folder / WEIGHTS)), None):
+        policy = load_policy(base, model, LoraConfig(rank=4, targets=ADAPTED[1]), torch.device("cpu"), torch.bfloat16)
+        shake(policy, 3)
+        engine = HFEngine(policy, tiny_prompter(*range(6)), codes=codes, compiled=library_of(kind, tmp_path))
+        found.append(logprobs_of(decoded(engine)))
     assert found[0] == found[1]
 
 
@@ -135,6 +150,10 @@ def test_a_changed_code_stops_the_next_install(tmp_path: Path) -> None:
     stored.scales.view(torch.int32)[3] ^= 1
     with pytest.raises(DamageError, match=r"up_proj.scales"):
         engine.install(4, adapter)
+    stored.scales.view(torch.int32)[3] ^= 1
+    stored.levels.view(torch.int32)[0] ^= 1
+    with pytest.raises(DamageError, match=r"up_proj.levels"):
+        engine.install(5, adapter)
 
 
 def test_after_an_order_the_file_takes_no_memory_and_is_read_again(tmp_path: Path) -> None:
@@ -155,9 +174,31 @@ def test_they_are_read_where_the_run_says_so(tmp_path: Path, caplog: pytest.LogC
 
     def read(weights: Any, dtype: torch.dtype = torch.bfloat16) -> bool:
         one = policy if dtype == torch.bfloat16 else policy_of(tmp_path, "Qwen2", dtype, ADAPTED[1])
-        return isinstance(codes_for(Config(actor=ActorConfig(weights=weights)), base, one, library), StoredCodes)
+        return isinstance(codes_for(in_c(weights), base, one, library), StoredCodes)
 
     assert read("nf4") and not read("dense") and not read("auto")
     with caplog.at_level(logging.WARNING):
         assert not read("nf4", torch.float32)
     assert "it reads dense weights" in caplog.text
+
+
+def in_c(weights: Any) -> Config:
+    return Config(actor=ActorConfig(weights=weights, token_step="compiled"))
+
+
+def test_without_c_code_such_a_run_reads_dense_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their numbers are the same in C, and those of PyTorch's codes are not."""
+    policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
+    with caplog.at_level(logging.WARNING):
+        assert codes_for(in_c("nf4"), base_of(tmp_path), policy, None) is None
+    assert "it reads dense weights" in caplog.text
+
+
+def test_a_base_whose_values_are_rounded_twice_has_none(tmp_path: Path) -> None:
+    codes = codes_of(tmp_path)
+    assert codes.any()
+    for name, tensor in [*codes.file.tensors.items()]:
+        if name.endswith(STATE_KEY):
+            facts = json.loads(bytes(tensor.numpy())) | {"dtype": "float16"}
+            codes.file.tensors[name] = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    assert not codes.any()

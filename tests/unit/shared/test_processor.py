@@ -160,12 +160,14 @@ def test_what_computes_a_token_follows_from_type_processor_and_compiler(
 @pytest.mark.parametrize(
     ("sections", "flags", "weights"),
     [
-        ({}, ("avx2", "amx_bf16"), "nf4"),
-        ({"actor": {"weights": "dense"}}, ("avx2", "amx_bf16"), "dense"),
-        ({"actor": {"token_step": "torch"}}, ("avx2", "amx_bf16"), "dense"),
-        ({"compute": {"dtype": "fp32"}}, ("avx2", "amx_bf16"), "dense"),
-        ({"model": {"quantization": "none"}}, ("avx2", "amx_bf16"), "dense"),
-        ({"actor": {"token_step": "compiled"}}, ("avx512_bf16",), "nf4"),
+        ({}, ("avx2", "avx512vbmi", "amx_bf16"), "nf4"),
+        ({}, ("avx2", "amx_bf16"), "dense"),
+        ({"actor": {"weights": "dense"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
+        ({"actor": {"token_step": "torch"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
+        ({"compute": {"dtype": "fp32"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
+        ({"model": {"quantization": "none"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
+        ({"actor": {"token_step": "compiled"}}, ("avx512vbmi",), "nf4"),
+        ({"actor": {"token_step": "compiled"}}, ("avx512_bf16",), "dense"),
     ],
 )
 def test_c_code_reads_codes_in_bf16(sections: dict[str, dict[str, Any]], flags: tuple[str, ...], weights: str) -> None:

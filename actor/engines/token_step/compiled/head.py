@@ -4,7 +4,7 @@
     head.scales   [V'] fp32                        as in eight_bit.py, which has the formulas
     head.sums     [V'] fp32
 
-V' and H' are V and H filled up with zeros to whole tiles. Other than oneDNN's layout, this one is the same on every
+V' and H' are V and H filled up with zeros to whole tiles. Unlike oneDNN's layout, this one is the same on every
 processor. The file is made once, beside the cached base, under a name with that base's digest, and mapped: all actors
 share its pages, and between two orders only scales and sums stay.
 """
@@ -26,12 +26,12 @@ from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
 from shared.tensor_file import MappedFile, file_parts
 
-OUTPUTS, FOUR, INPUTS, SIDE_BY_SIDE = 16, 4, 64, 16
+OUTPUTS, FOUR, HEAD_INPUTS, SIDE_BY_SIDE = 16, 4, 64, 16
 """As in logits.h."""
 COMPARED_ROWS = 64
 """Rows that are compared at each end of a head; AT_ONCE and this are whole tiles."""
 FORMAT = 1
-"""Raise this by one whenever what is written changes, so that older files are not used."""
+"""Raise this by one whenever what is written changes, also in `in_eight_bits`, so that older files are not used."""
 ADDRESS, INTEGER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -67,7 +67,7 @@ class CodedHead:
     def matches(self, head: torch.Tensor) -> bool:
         """Whether these are the codes of this head, by its first and last rows."""
         size, width = head.shape
-        if self.codes.shape[:2] != (filled(size, OUTPUTS) // OUTPUTS, filled(width, INPUTS) // FOUR):
+        if self.codes.shape[:2] != (filled(size, OUTPUTS) // OUTPUTS, filled(width, HEAD_INPUTS) // FOUR):
             return False
         last = max(0, size // OUTPUTS * OUTPUTS - COMPARED_ROWS)
         for rows in (slice(0, COMPARED_ROWS), slice(last, size)):
@@ -101,7 +101,7 @@ def write_head(source: Path, file: Path) -> None:
 
 def in_parts(rows: Any, size: int, width: int) -> CodedHead:
     """rows: [V, H], of which parts are read. Filled in place: joined from parts, the codes would be in memory twice."""
-    outputs, inputs = filled(size, OUTPUTS), filled(width, INPUTS)
+    outputs, inputs = filled(size, OUTPUTS), filled(width, HEAD_INPUTS)
     codes = torch.zeros(outputs // OUTPUTS, inputs // FOUR, OUTPUTS, FOUR, dtype=torch.int8)
     scales, sums = torch.zeros(outputs), torch.zeros(outputs)
     for start in range(0, size, AT_ONCE):
@@ -141,7 +141,7 @@ class CompiledHead:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] bf16 -> [n, V] fp32"""
         hidden, (size, width), count = hidden.contiguous(), self.weight.shape, len(hidden)
-        inputs = filled(width, INPUTS)
+        inputs = filled(width, HEAD_INPUTS)
         # All have a name, since they are read until the call returns.
         tensors = {
             "codes": self.coded.codes,
@@ -153,7 +153,7 @@ class CompiledHead:
             "rounded": torch.zeros(filled(count, SIDE_BY_SIDE), inputs, dtype=torch.uint8),
             "steps": torch.empty(count),
             "lows": torch.empty(count),
-            "maxima": torch.empty(count, -(-size // self.library.columns)),
+            "maxima": torch.empty(count, -(-size // self.library.head_columns)),
         }
         fields = HeadFields(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
         fields.size, fields.width, fields.rows, fields.threads = size, width, count, self.threads

@@ -72,7 +72,7 @@ class Library:
     """Tokens in such a block."""
     head_bytes: int
     """Size of `Head` in C."""
-    columns: int
+    head_columns: int
     """Tokens in a block of `head_logits`."""
 
 
@@ -158,7 +158,7 @@ def load(file: Path) -> Library:
         figure = getattr(library, name)
         figure.restype = INTEGER
         figures.append(figure())
-    step, layer, room_rows, draw_room, draw_block, head_bytes, columns = figures
+    step, layer, room_rows, draw_room, draw_block, head_bytes, head_columns = figures
     return Library(
         name=file.stem,
         token_step=library.token_step,
@@ -169,7 +169,7 @@ def load(file: Path) -> Library:
         draw_room=draw_room,
         draw_block=draw_block,
         head_bytes=head_bytes,
-        columns=columns,
+        head_columns=head_columns,
     )
 
 

@@ -191,8 +191,8 @@ void head_logits(const Head *h) {
     for (int64_t row = first_row; row < last_row; row++) round_row(h, row);
     WAIT_FOR_ALL
     PART(column_blocks(h), first, last);
-    for (int64_t row = 0; row < h->rows; row += MOST_ROWS)
-      for (int64_t block = first; block < last; block++) block_logits(h, block, row, smaller(MOST_ROWS, h->rows - row));
+    for (int64_t block = first; block < last; block++)
+      for (int64_t row = 0; row < h->rows; row += MOST_ROWS) block_logits(h, block, row, smaller(MOST_ROWS, h->rows - row));
     WAIT_FOR_ALL
     for (int64_t row = first_row; row < last_row; row++) finish_row(h, row);
     end_tiles();

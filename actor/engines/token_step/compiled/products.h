@@ -72,6 +72,8 @@ INLINE void add_products(const value *weight, int64_t in, const float *x, int64_
 
 #if USES_TILES
 #define TILE_INPUTS 32
+/* GCC does not know that loading a tile reads memory. No store moves over this. */
+#define STORES_BEFORE_TILES(memory) __asm__ volatile("" : : "r"(memory) : "memory")
 /* Adds the products of TILE_INPUTS inputs to tiles 0 to 3. */
 INLINE void add_tiles(const value *weight, int64_t stride, const float *x, int64_t apart, const int blocks) {
   /* Intrinsics take the number of a tile as a constant. */
@@ -126,10 +128,10 @@ INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, 
     __builtin_prefetch(w.scales + (scales + s) * TILE, 0, 2);
     for (int64_t o = 0; o < TILE; o++)
       scaled_values(w.levels, w.scales[o * scales + s], w.codes + code_bytes(o * in + s * SCALED), values + o * SCALED);
-    /* GCC does not know that tiles read what is stored here. */
-    __asm__ volatile("" : : "r"(values) : "memory");
+    STORES_BEFORE_TILES(values);
     for (int i = 0; i < SCALED; i += TILE_INPUTS)
       add_tiles(values + i, SCALED, x + packed_offset(s * SCALED + i), apart, blocks);
+    STORES_BEFORE_TILES(values);
   }
   store_tiles(blocks, sums);
 }

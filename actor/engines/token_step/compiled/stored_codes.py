@@ -47,6 +47,12 @@ class StoredCodes:
             self.read[linear] = self.stored(f"{linear}.weight") if self.has(f"{linear}.weight") else None
         return self.read[linear]
 
+    def any(self) -> bool:
+        """Whether there is a linear with codes."""
+        return any(
+            self.has(name.removesuffix(f".{STATE_KEY}")) for name in self.file.tensors if name.endswith(STATE_KEY)
+        )
+
     def has(self, weight: str) -> bool:
         state = self.file.tensors.get(f"{weight}.{STATE_KEY}")
         facts = None if state is None else read_facts(state)
@@ -63,6 +69,7 @@ class StoredCodes:
         used = {name: one for name, one in self.read.items() if one is not None}
         parts = {f"{name}.stored codes": one.codes for name, one in used.items()}
         parts |= {f"{name}.scales": one.scales for name, one in used.items()}
+        parts |= {f"{name}.levels": one.levels for name, one in used.items()}
         return {name: word_sum(tensor) for name, tensor in parts.items()}
 
     def release(self) -> None:
