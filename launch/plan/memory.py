@@ -10,8 +10,8 @@
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
 take turns. The constants were measured with `benchmarks/predicted.py`. Left out: the first run of a model, which
-converts it. Pages of the model's files can be dropped meanwhile, but each process loads a tokenizer of its own. Left out
-as well: whether all linears have codes that C code reads (actor/engines/token_step/compiled/stored_codes.py).
+converts it, and linears without codes for C code (actor/engines/token_step/compiled/stored_codes.py). Pages of the
+model's files can be dropped meanwhile, but each process loads a tokenizer of its own.
 """
 
 from collections.abc import Mapping

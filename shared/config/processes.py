@@ -233,8 +233,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time in bf16.
     C code (`token_step`) reads them and has the numbers of dense values; `auto` takes them with AVX512-VBMI. PyTorch's
     operations read them with AVX512-BF16, for at most 32 rows; with 16 rows or fewer, the adapter is then rounded to 8
-    bits. `auto` takes them there without AMX. Where neither can be used, dense values are read in place of codes. On a card,
-    `hf` reads what `model.dequantize` leaves in memory."""
+    bits. `auto` takes them there without AMX. Where neither can be used, dense values are read in place of codes. On a
+    card, `hf` reads what `model.dequantize` leaves in memory."""
     head: Literal["auto", "dense", "int8"] = "auto"
     """What logits come from while `hf` decodes Llama, Qwen2 or Qwen3 in bf16 on a CPU. `dense`: the values of the head.
     `int8`: a copy in 8 bits, made from an NF4 base; the 64 largest logits are computed again from the values. It needs

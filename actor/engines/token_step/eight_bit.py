@@ -15,11 +15,11 @@ The 64 largest logits are computed again from the values (shared/model/products.
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
 the same for one and grows from 0.042 to 0.047 for the other (benchmarks/coded_mismatch.py).
 
-C code has codes, file and product of its own (compiled/head.py). Here, to bring codes into oneDNN's layout takes as long as six token steps, so they are stored in it. The file is made once
-for each kind of processor, beside the cached base, under a name with that base's digest. It is mapped: all actors share
-its pages, and between two orders only scales, sums and zeros stay. PyTorch has no function in Python for a tensor of
-that layout over memory that exists; its functions for compiled programs, which store their weights in the same way, are
-called by name.
+C code has codes, a file and a product of its own (compiled/head.py). To bring codes into oneDNN's layout takes as long
+as six token steps, so they are stored in it. The file is made once for each kind of processor, beside the cached base,
+under a name with that base's digest. It is mapped: all actors share its pages, and between two orders only scales, sums
+and zeros stay. PyTorch has no function in Python for a tensor of that layout over memory that exists; its functions for
+compiled programs, which store their weights in the same way, are called by name.
 `actor.head = "auto"` takes it for long completions only. Short ones would gain little, and in them more depends on each
 token: with 16 tokens of a model of 135 million parameters, the mismatch grew from 0.035 to 0.042. Left out: the linears
 of the layers. There the errors of x grow from layer to layer, to a mismatch of two to three times that of NF4 codes.
