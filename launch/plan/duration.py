@@ -20,7 +20,14 @@ takes; a `lora.rank` other than the default; and that layers which are computed 
 from dataclasses import dataclass
 
 from launch.plan.machine import SAMPLER_ROWS, OtherTimes, Speed, between
-from launch.plan.memory import decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
+from launch.plan.memory import (
+    decoded_at_once,
+    micro_batch_tokens,
+    packed_bytes,
+    size_of,
+    update_items,
+    used_tokens,
+)
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 from launch.plan.work import Work
 
@@ -159,7 +166,9 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     with_gradient = (2 if work.batch.recomputes else 1) * forward + backward + head
     computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte
-    return batches / work.ranks * computed + passes.updates * optimizer
+    return (
+        batches / work.ranks * computed + passes.updates * optimizer + speed.fresh * size_of(update_items(shape, work))
+    )
 
 
 def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:

@@ -11,7 +11,9 @@
     layer       seconds of a layer besides its products, in a token step and in an update: for its calls, and for each
                 value that a product gives
     operation   seconds of an operation on a tensor so small that only the call counts
-    byte        seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
+    byte        seconds per byte that an operation on a large tensor reads or writes
+    fresh       seconds per byte of memory that the process gets from the system: what an update needs was given back
+                after the last one
 
 Weights of 64 MB are used in turn, so that they come from memory and not from a processor's cache, as in a real model.
 Products, head and sampler are measured by calling the functions of a run. The measurement has a process of its own,
@@ -48,7 +50,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 20
+FORMAT = 21
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -130,7 +132,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     operation: float
     """Seconds."""
     byte: float
-    """Seconds for each byte that an operation on a large tensor reads, or writes to memory that is new to it."""
+    """Seconds for each byte that an operation on a large tensor reads or writes."""
+    fresh: float
+    """Seconds for each byte of memory that comes from the system."""
     busy: bool = False
     """Whether many other threads ran just before or after it."""
 
@@ -238,7 +242,7 @@ def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     one, few = speed.rates, sum(rows <= CODED_ROWS for rows in ROWS)
     times = [*one.product, *one.packed, *one.coded, *one.eight_bit, one.gradient, one.head, one.head_token_step]
-    times += [speed.sampler, speed.operation, speed.byte]
+    times += [speed.sampler, speed.operation, speed.byte, speed.fresh]
     layer, compiled = one.layer, one.compiled
     parts = [layer.token_step, layer.folded_token_step, layer.update]
     if compiled:

@@ -58,6 +58,8 @@ from shared.model.sampler import draw
 from shared.process.determinism import pin_torch
 
 WEIGHTS_BYTES = 64 * 2**20
+FRESH_BYTES = 128 * 2**20
+"""More than the C library keeps when it is freed."""
 OUT, IN, BLOCK = 2048, 1024, 64
 VOCABULARY, HEAD_ROWS = 4096, 512
 ENOUGH_S = 0.08
@@ -100,8 +102,9 @@ def measure(threads: int, dtype: str) -> Speed:
         sampler = best_time(lambda: draw(logits, uniforms)) / logits.numel()
         operation = best_time(lambda: [small + small for _ in range(100)]) / 100
         byte = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
+        fresh = best_time(lambda: torch.empty(FRESH_BYTES, dtype=torch.uint8).fill_(1)) / FRESH_BYTES
     rates = measure_rates({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    return Speed(rates=rates, sampler=sampler, operation=operation, byte=byte)
+    return Speed(rates=rates, sampler=sampler, operation=operation, byte=byte, fresh=fresh)
 
 
 def measure_rates(dtype: Any) -> Rates:

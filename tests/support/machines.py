@@ -87,7 +87,7 @@ RATES = Rates(
         update=OtherTimes(calls=1e-3, per_value=1e-8),
     ),
 )
-SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, byte=1e-10)
+SPEED = Speed(rates=RATES, sampler=5e-9, operation=1e-6, byte=1e-10, fresh=1e-13)
 """Made-up times of a machine."""
 
 
