@@ -166,9 +166,8 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     with_gradient = (2 if work.batch.recomputes else 1) * forward + backward + head
     computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte
-    return (
-        batches / work.ranks * computed + passes.updates * optimizer + speed.fresh * size_of(update_items(shape, work))
-    )
+    fresh = speed.fresh * size_of(update_items(shape, work))
+    return batches / work.ranks * computed + passes.updates * optimizer + fresh
 
 
 def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
