@@ -121,8 +121,9 @@ class ScorePool:
             return True
         self.fork_server.close()
         self.fork_server = self.new_fork_server()
+        alone = self.num_busy() == 1
         for slot in self.slots:
-            slot.restart(queue)
+            slot.restart(queue, alone=alone)
         return False
 
     def wait_for_any(self) -> None:

@@ -228,9 +228,11 @@ class Slot:
         self.give_up_call(queue, what_happened, timed_out)
         self.start()
 
-    def restart(self, queue: JobQueue) -> None:
-        """Start again under a new fork server. A worker that was starting may not be the cause of its end."""
+    def restart(self, queue: JobQueue, *, alone: bool) -> None:
+        """Start again under a new fork server. A worker that was starting may not be the cause of its end. alone:
+        whether no other worker had a call; otherwise either call may be the cause."""
         self.worker.kill()
+        self.is_fresh = self.is_fresh and alone
         self.give_up_call(queue, "lost its fork server", timed_out=False)
         self.start()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actor.scoring.job_queue import JobQueue
 from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
@@ -88,6 +89,7 @@ def reward(completions, **_):
         return []
 """
 HARMLESS = {
+    "slow": "time.sleep(0.3)",
     "cwd": "os.chdir('/')",
     "environment": "os.environ.clear()",
     "umask": "os.umask(0)",
@@ -162,6 +164,15 @@ def test_every_fault_has_its_outcome_and_the_others_their_scores(pool: ScorePool
 def test_all_faults_in_one_batch(pool: ScorePool) -> None:
     verdicts = around(pool, *FAULTS)
     assert [verdict.outcome for verdict in verdicts] == [outcome for outcome, _ in EXPECTED.values()]
+
+
+def test_who_runs_beside_the_end_of_the_fork_server_is_not_blamed_for_it(pool: ScorePool) -> None:
+    """Also if its call has crashed before, in which it was one of several, and its worker has done nothing else."""
+    queue = JobQueue([job("kill fork server"), job("slow")], 2, one_by_one=False)
+    queue.suspects |= {0, 1}
+    killer, beside = pool.finish(queue, nothing)
+    assert (killer.outcome, killer.note) == (Outcome.ERROR, "The scoring worker lost its fork server.")
+    assert (beside.outcome, beside.score) == (Outcome.CORRECT, 0.75)
 
 
 @pytest.mark.one_in(3)
