@@ -35,7 +35,8 @@ def codes_for(config: Config, base: CachedBase, policy: Policy, compiled: Librar
     # Those of PyTorch have other numbers than C code.
     in_c = config.actor.token_step == "compiled"
     if policy.dtype != torch.bfloat16 or not (compiled if in_c else reads_codes()):
-        log.warning("actor.weights is 'nf4', which takes bf16 and %s: it reads dense weights", needed(in_c))
+        needed = "C code" if in_c else "a processor with AVX512-BF16"
+        log.warning("actor.weights is 'nf4', which takes bf16 and %s: it reads dense weights", needed)
         return None
     if compiled:
         return stored_codes(base)
@@ -43,14 +44,10 @@ def codes_for(config: Config, base: CachedBase, policy: Policy, compiled: Librar
     return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
 
 
-def needed(in_c: bool) -> str:
-    return "C code, which cannot be compiled here" if in_c else "a processor with AVX512-BF16"
-
-
 def stored_codes(base: CachedBase) -> StoredCodes | None:
     """None if C code can read no linear of this base as codes."""
     found = StoredCodes(map_file(base.folder / WEIGHTS))
-    if not found.any():
+    if not found.has_any():
         log.info("a token step reads dense weights: this model's type or sizes do not fit")
         return None
     log.info("a token step reads the NF4 codes of the base")

@@ -4,7 +4,7 @@
     packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
     coded       the same with codes where they are read, up to 32 rows (actor/engines/token_step/coded.py)
     eight bit   the same with weights in 8 bits where they are read (actor/engines/token_step/eight_bit.py)
-    compiled    products, layers and sampler of the token step in C (actor/engines/token_step/compiled)
+    compiled    products, head, layers and sampler of the token step in C (actor/engines/token_step/compiled)
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary

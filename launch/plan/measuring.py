@@ -45,6 +45,8 @@ from launch.plan.timed_layers import (
     TINY,
     TOKEN_STEP_PROMPTS,
     TOKENS,
+    VOCABULARY,
+    WEIGHTS_BYTES,
     Best,
     TwoDepths,
     micro_batch,
@@ -57,11 +59,10 @@ from shared.model.products import product_of_largest
 from shared.model.sampler import draw
 from shared.process.determinism import pin_torch
 
-WEIGHTS_BYTES = 64 * 2**20
 FRESH_BYTES = 128 * 2**20
 """More than the C library keeps when it is freed."""
 OUT, IN, BLOCK = 2048, 1024, 64
-VOCABULARY, HEAD_ROWS = 4096, 512
+HEAD_ROWS = 512
 ENOUGH_S = 0.08
 """Each measurement is repeated for about this long."""
 TRIED_ROWS, SLOW_S = 8, 0.02

@@ -20,6 +20,8 @@ from launch.plan.timed_layers import (
     NARROW,
     TINY,
     TOKEN_STEP_PROMPTS,
+    VOCABULARY,
+    WEIGHTS_BYTES,
     WIDE,
     Best,
     MakeLayers,
@@ -33,9 +35,7 @@ from shared.model.policy import Policy
 from shared.process.processor import EIGHT_BIT_FLAG, VBMI_FLAG, read_flags
 from shared.run.run_dir import CPUINFO
 
-WEIGHTS_BYTES = 64 * 2**20
-"""Of the weights of a step, as they are read."""
-VOCABULARY, WIDTH = 4096, 1024
+WIDTH = 1024
 CODE_BYTES = 0.5 + 4 / BLOCK
 """Of a weight as codes, with its scale."""
 

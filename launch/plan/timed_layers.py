@@ -27,6 +27,10 @@ SHALLOW, DEEP, TURNS = 2, 8, 3
 HEADS, SMALL_VOCABULARY = 4, 64
 PROMPT, GROUP, TOKENS = 32, 8, 16
 CPU = torch.device("cpu")
+WEIGHTS_BYTES = 64 * 2**20
+"""So many bytes of weights are read in turn, so that they come from memory."""
+VOCABULARY = 4096
+"""Of the heads and logits that are timed."""
 TOKEN_STEP_PROMPTS = 16
 """In a narrow layer. A tiny one has one prompt."""
 SLOW_CALL_S = 0.3

@@ -196,9 +196,9 @@ def test_without_c_code_such_a_run_reads_dense_weights(tmp_path: Path, caplog: p
 
 def test_a_base_whose_values_are_rounded_twice_has_none(tmp_path: Path) -> None:
     codes = codes_of(tmp_path)
-    assert codes.any()
+    assert codes.has_any()
     for name, tensor in [*codes.file.tensors.items()]:
         if name.endswith(STATE_KEY):
             facts = json.loads(bytes(tensor.numpy())) | {"dtype": "float16"}
             codes.file.tensors[name] = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
-    assert not codes.any()
+    assert not codes.has_any()

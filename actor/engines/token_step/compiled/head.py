@@ -124,7 +124,7 @@ class HeadFields(ctypes.Structure):
     _fields_ = [
         *((name, ADDRESS) for name in ("codes", "scales", "sums", "weight", "x", "logits")),
         *((name, ADDRESS) for name in ("rounded", "steps", "lows", "maxima")),
-        *((name, INTEGER) for name in ("size", "width", "outputs", "inputs", "rows", "threads")),
+        *((name, INTEGER) for name in ("size", "width", "inputs", "rows", "threads")),
     ]
 
 
@@ -157,6 +157,6 @@ class CompiledHead:
         }
         fields = HeadFields(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
         fields.size, fields.width, fields.rows, fields.threads = size, width, count, self.threads
-        fields.outputs, fields.inputs = filled(size, OUTPUTS), inputs
+        fields.inputs = inputs
         self.library.head_logits(ctypes.addressof(fields))
         return tensors["logits"]

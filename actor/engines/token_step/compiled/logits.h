@@ -17,14 +17,14 @@
 #define STEPS 255.0f
 
 typedef struct {
-  const int8_t *codes;        /* [outputs / OUTPUTS][inputs / 4][OUTPUTS][4] */
-  const float *scales, *sums; /* [outputs] c and r */
+  const int8_t *codes;        /* [size / OUTPUTS, rounded up][inputs / 4][OUTPUTS][4] */
+  const float *scales, *sums; /* [size, filled up to OUTPUTS] c and r */
   const value *weight, *x;    /* [size][width], [rows][width] */
   float *logits;              /* [rows][size] */
   uint8_t *rounded;           /* room for [rows, a multiple of SIDE_BY_SIDE][inputs] q */
   float *steps, *lows;        /* room for [rows] s and l */
   float *maxima;              /* room for [rows][blocks of COLUMNS] */
-  int64_t size, width, outputs, inputs; /* outputs and inputs: size and width, filled up */
+  int64_t size, width, inputs; /* inputs: the width, filled up */
   int64_t rows, threads;
 } Head;
 

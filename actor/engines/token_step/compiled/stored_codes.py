@@ -47,7 +47,7 @@ class StoredCodes:
             self.read[linear] = self.stored(f"{linear}.weight") if self.has(f"{linear}.weight") else None
         return self.read[linear]
 
-    def any(self) -> bool:
+    def has_any(self) -> bool:
         """Whether there is a linear with codes."""
         return any(
             self.has(name.removesuffix(f".{STATE_KEY}")) for name in self.file.tensors if name.endswith(STATE_KEY)
