@@ -9,7 +9,7 @@ import logging
 import torch
 
 from actor.engines.token_step.coded import Codes, reads_codes
-from actor.engines.token_step.compiled.head import CodedHead, coded_head
+from actor.engines.token_step.compiled.head import TiledHead, tiled_head
 from actor.engines.token_step.compiled.library import Library, library_for
 from actor.engines.token_step.compiled.step import has_covered_sizes
 from actor.engines.token_step.compiled.stored_codes import StoredCodes
@@ -32,7 +32,7 @@ def codes_for(config: Config, base: CachedBase, policy: Policy, compiled: Librar
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
     if config.actor.weights != "nf4" or not uses_own_layers(policy):
         return None
-    # Those of PyTorch have other numbers than C code.
+    # PyTorch's product with codes gives other numbers than C code, so neither stands in for the other.
     in_c = config.actor.token_step == "compiled"
     if policy.dtype != torch.bfloat16 or not (compiled if in_c else reads_codes()):
         needed = "C code" if in_c else "a processor with AVX512-BF16"
@@ -61,7 +61,7 @@ def uses_own_layers(policy: Policy) -> bool:
 
 def eight_bit_head_for(
     config: Config, base: CachedBase, policy: Policy, compiled: Library | None
-) -> EightBitHead | CodedHead | None:
+) -> EightBitHead | TiledHead | None:
     """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
     if config.actor.head != "int8" or not uses_own_layers(policy):
         return None
@@ -70,7 +70,7 @@ def eight_bit_head_for(
         log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")
         return None
     if compiled:
-        found = CodedHead.mapped(map_file(coded_head(base).folder / WEIGHTS))
+        found = TiledHead.mapped(map_file(tiled_head(base).folder / WEIGHTS))
     else:
         found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
     if not found.matches(policy.head):

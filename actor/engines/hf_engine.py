@@ -31,7 +31,7 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
-from actor.engines.token_step.compiled.head import CodedHead, CompiledHead
+from actor.engines.token_step.compiled.head import CompiledHead, TiledHead
 from actor.engines.token_step.compiled.library import Library
 from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers, no_codes
 from actor.engines.token_step.compiled.stored_codes import StoredCodes
@@ -124,7 +124,7 @@ class HFEngine:
         config: ActorConfig = DEFAULTS,
         residency: Residency | None = None,
         codes: Codes | StoredCodes | None = None,
-        eight_bit: EightBitHead | CodedHead | None = None,
+        eight_bit: EightBitHead | TiledHead | None = None,
         compiled: Library | None = None,
     ) -> None:
         """codes: of the weights that a token step may read as such; with C code, as they are stored. eight_bit: the
@@ -356,17 +356,17 @@ def token_layers(
 
 
 def head_product(
-    policy: Policy, head: RowProduct | EightBitHead | CodedHead, compiled: Library | None
+    policy: Policy, head: RowProduct | EightBitHead | TiledHead, compiled: Library | None
 ) -> RowsTimesWeight:
     """What gives logits."""
-    if isinstance(head, CodedHead):
+    if isinstance(head, TiledHead):
         assert compiled is not None, "only C code reads these codes"
         return CompiledHead(compiled, head, policy.head)
     return partial(product_of_largest, weight=policy.head, rounded=head)
 
 
 def all_sums(
-    residency: Residency, codes: Codes | StoredCodes | None, eight_bit: EightBitHead | CodedHead | None
+    residency: Residency, codes: Codes | StoredCodes | None, eight_bit: EightBitHead | TiledHead | None
 ) -> dict[str, int]:
     """Of all that is frozen."""
     return residency.sums() | (codes.sums() if codes else {}) | (eight_bit.checksums() if eight_bit else {})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from actor.engines.token_step.compiled.head import CodedHead, CompiledHead
+from actor.engines.token_step.compiled.head import CompiledHead, TiledHead
 from actor.engines.token_step.compiled.library import Library, library_for
 from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers
 from actor.engines.token_step.compiled.stored_codes import StoredWeight
@@ -79,7 +79,7 @@ def coded_layers(policy: Policy, library: Library) -> CompiledLayers:
 def head_times(library: Library, dtype: torch.dtype, best: Best) -> tuple[float, ...]:
     """Seconds per weight for each of ROWS."""
     weight = torch.randn(VOCABULARY, WIDTH).to(dtype).repeat(WEIGHTS_BYTES // (VOCABULARY * WIDTH), 1)
-    logits_of = CompiledHead(library, CodedHead.of(weight), weight)
+    logits_of = CompiledHead(library, TiledHead.of(weight), weight)
     return tuple(best(partial(logits_of, torch.randn(rows, WIDTH).to(dtype))) / weight.numel() for rows in ROWS)
 
 
@@ -94,7 +94,7 @@ def wide_products(
 
 
 def compiled_layer_times(tiny: "TwoDepths", narrow: "TwoDepths", make: MakeLayers, best: Best) -> OtherTimes:
-    """Of so small layers, the products count as the rest."""
+    """Of layers so small that their products count as a part of it."""
     call = partial(token_step, make=make)
     tiny_s, narrow_s = tiny.layer_s(best, call, 1), narrow.layer_s(best, call, TOKEN_STEP_PROMPTS)
     return solved(tiny_s, narrow_s, 0.0, GROUP * tiny.outputs, TOKEN_STEP_PROMPTS * GROUP * narrow.outputs)

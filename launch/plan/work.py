@@ -1,4 +1,4 @@
-"""What a step computes, and with what: the part of a configuration from which memory and time are predicted."""
+"""The part of a configuration from which memory and time of a step are predicted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,7 +87,8 @@ class Work:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether C code computes a token step, of a model with our own layers."""
+        """Whether C code computes a token step of a model with our own layers. Sizes that it does not cover are left
+        out."""
         return self.actor.token_step == "compiled"
 
     def has_eight_bit_head(self, shape: ModelShape) -> bool:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from actor.engines.forms import eight_bit_head_for
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.compiled.head import CodedHead, CompiledHead, coded_head
+from actor.engines.token_step.compiled.head import CompiledHead, TiledHead, tiled_head
 from actor.engines.token_step.eight_bit import CODES, in_eight_bits
 from shared.config.model import ModelConfig
 from shared.config.processes import ActorConfig
@@ -50,7 +50,7 @@ def test_the_largest_logits_are_exact_and_the_others_follow_the_formula(
     tmp_path: Path, size: int, width: int, rows: int, kind: Kind
 ) -> None:
     weight, x = drawn(size, width), drawn(rows, width)
-    found = CompiledHead(library_of(kind, tmp_path), CodedHead.of(weight), weight)(x).double()
+    found = CompiledHead(library_of(kind, tmp_path), TiledHead.of(weight), weight)(x).double()
     rounded, exact = rounded_logits(weight, x), x.double() @ weight.double().t()
     largest = rounded.topk(min(EXACT, size), dim=1).indices
     assert torch.allclose(found.gather(1, largest), exact.gather(1, largest), rtol=0, atol=1e-4)
@@ -64,7 +64,7 @@ def test_the_largest_logits_are_exact_and_the_others_follow_the_formula(
 @kinds
 def test_a_row_depends_on_nothing_else(tmp_path: Path, kind: Kind) -> None:
     weight, x = drawn(5000, 128), drawn(40, 128)
-    head = CompiledHead(library_of(kind, tmp_path), CodedHead.of(weight), weight)
+    head = CompiledHead(library_of(kind, tmp_path), TiledHead.of(weight), weight)
     whole = head(x)
     for rows in (1, 16, 33):
         assert torch.equal(head(x[:rows]), whole[:rows])
@@ -75,7 +75,7 @@ def test_a_row_depends_on_nothing_else(tmp_path: Path, kind: Kind) -> None:
 @kinds
 def test_a_row_without_a_range_and_one_that_is_no_number_spoil_no_other(tmp_path: Path, kind: Kind) -> None:
     weight, x = drawn(5000, 128), drawn(3, 128)
-    head = CompiledHead(library_of(kind, tmp_path), CodedHead.of(weight), weight)
+    head = CompiledHead(library_of(kind, tmp_path), TiledHead.of(weight), weight)
     known = head(x)
     for bad in (float("nan"), float("inf")):
         x[1, 5] = bad
@@ -88,7 +88,7 @@ def test_a_row_without_a_range_and_one_that_is_no_number_spoil_no_other(tmp_path
 
 def test_codes_lie_side_by_side() -> None:
     weight = drawn(37, 70)
-    head, (scales, sums, codes) = CodedHead.of(weight), in_eight_bits(weight)
+    head, (scales, sums, codes) = TiledHead.of(weight), in_eight_bits(weight)
     assert head.codes.shape == (3, 32, 16, 4)
     for row in (0, 15, 16, 36):
         for column in (0, 3, 4, 69):
@@ -100,7 +100,7 @@ def test_codes_lie_side_by_side() -> None:
 @pytest.mark.parametrize("size", [40, 97, 9000])
 def test_a_head_is_known_by_its_ends(size: int) -> None:
     weight = drawn(size, 70)
-    head = CodedHead.of(weight)
+    head = TiledHead.of(weight)
     assert head.matches(weight)
     assert not head.matches(weight[:-20]) and not head.matches(weight[:, :-8])
     for row in (0, size - 1):
@@ -117,8 +117,8 @@ def settled(base_folder: Path) -> Config:
 def test_a_run_maps_its_file_and_gives_it_back_between_orders(tmp_path: Path) -> None:
     base, config, library = base_of(tmp_path), settled(tmp_path), library_of(IN_BF16[0], tmp_path)
     policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
-    head, file = eight_bit_head_for(config, base, policy, library), coded_head(base).folder / WEIGHTS
-    assert isinstance(head, CodedHead) and head.file is not None
+    head, file = eight_bit_head_for(config, base, policy, library), tiled_head(base).folder / WEIGHTS
+    assert isinstance(head, TiledHead) and head.file is not None
     assert head.codes.data_ptr() == head.file.tensors[CODES].data_ptr() and head.codes.data_ptr() % 64 == 0
     engine = HFEngine(policy, tiny_prompter(*range(6)), eight_bit=head, compiled=library)
     plain = HFEngine(policy, tiny_prompter(*range(6)), compiled=library)
@@ -139,12 +139,12 @@ def test_a_run_maps_its_file_and_gives_it_back_between_orders(tmp_path: Path) ->
 
 def test_the_file_belongs_to_its_base_and_damage_is_found(tmp_path: Path) -> None:
     base = base_of(tmp_path)
-    made = coded_head(base)
-    assert made == coded_head(base) and base.digest[:16] in made.folder.name
+    made = tiled_head(base)
+    assert made == tiled_head(base) and base.digest[:16] in made.folder.name
     policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
-    assert CodedHead.mapped(map_file(made.folder / WEIGHTS)).matches(policy.head)
+    assert TiledHead.mapped(map_file(made.folder / WEIGHTS)).matches(policy.head)
     content = bytearray((made.folder / WEIGHTS).read_bytes())
     content[-1] ^= 1
     (made.folder / WEIGHTS).write_bytes(content)
     with pytest.raises(DamageError, match="is damaged"):
-        coded_head(base)
+        tiled_head(base)

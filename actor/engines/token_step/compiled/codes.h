@@ -18,6 +18,7 @@ INLINE Codes from_output(Codes w, int64_t output, int64_t in) {
   return (Codes){w.codes + output * code_bytes(in), w.scales + output * (in / SCALED), w.levels};
 }
 
+#ifdef IN_BF16
 /* SCALED values of one output. */
 #if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 #define OF_BYTE(i) 0x01010101u * (i)
@@ -46,4 +47,5 @@ INLINE void scaled_values(const float *levels, float scale, const uint8_t *codes
     to[2 * i + 1] = values[codes[i] & 15];
   }
 }
+#endif
 #endif

@@ -36,7 +36,7 @@ ADDRESS, INTEGER = ctypes.c_void_p, ctypes.c_int64
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodedHead:
+class TiledHead:
     """Codes of a head, and what they are multiplied by."""
 
     codes: torch.Tensor
@@ -49,15 +49,15 @@ class CodedHead:
     """In whose memory the codes are."""
 
     @staticmethod
-    def of(weight: torch.Tensor) -> "CodedHead":
+    def of(weight: torch.Tensor) -> "TiledHead":
         """[V, H], in memory."""
         return in_parts(weight, *weight.shape)
 
     @staticmethod
-    def mapped(file: MappedFile) -> "CodedHead":
+    def mapped(file: MappedFile) -> "TiledHead":
         """The codes stay in the file, the other figures are copied."""
         scales, sums = (file.tensors[name].clone() for name in (SCALES, SUMS))
-        return CodedHead(codes=file.tensors[CODES], scales=scales, sums=sums, file=file)
+        return TiledHead(codes=file.tensors[CODES], scales=scales, sums=sums, file=file)
 
     def release(self) -> None:
         """The codes are not needed until the next order."""
@@ -71,7 +71,7 @@ class CodedHead:
             return False
         last = max(0, size // OUTPUTS * OUTPUTS - COMPARED_ROWS)
         for rows in (slice(0, COMPARED_ROWS), slice(last, size)):
-            part = CodedHead.of(head[rows])
+            part = TiledHead.of(head[rows])
             own = slice(rows.start, rows.start + len(part.scales))
             tiles = slice(rows.start // OUTPUTS, rows.start // OUTPUTS + len(part.codes))
             found = (self.scales[own], part.scales), (self.sums[own], part.sums), (self.codes[tiles], part.codes)
@@ -84,7 +84,7 @@ class CodedHead:
         return {CODES: word_sum(self.codes), SCALES: word_sum(self.scales), SUMS: word_sum(self.sums)}
 
 
-def coded_head(base: CachedBase) -> CachedBase:
+def tiled_head(base: CachedBase) -> CachedBase:
     """The folder with the codes of this base's head, made now if it does not exist. It has its own digest."""
     return made_from(base, f"head-in-tiles-{FORMAT}", lambda work: write_head(base.folder / WEIGHTS, work / WEIGHTS))
 
@@ -99,7 +99,7 @@ def write_head(source: Path, file: Path) -> None:
         out.writelines(file_parts({CODES: head.codes, SCALES: head.scales, SUMS: head.sums}))
 
 
-def in_parts(rows: Any, size: int, width: int) -> CodedHead:
+def in_parts(rows: Any, size: int, width: int) -> TiledHead:
     """rows: [V, H], of which parts are read. Filled in place: joined from parts, the codes would be in memory twice."""
     outputs, inputs = filled(size, OUTPUTS), filled(width, HEAD_INPUTS)
     codes = torch.zeros(outputs // OUTPUTS, inputs // FOUR, OUTPUTS, FOUR, dtype=torch.int8)
@@ -111,7 +111,7 @@ def in_parts(rows: Any, size: int, width: int) -> CodedHead:
         whole = F.pad(plain, (0, inputs - width, 0, -len(plain) % OUTPUTS))
         tiles = whole.view(-1, OUTPUTS, inputs // FOUR, FOUR).transpose(1, 2)
         codes[start // OUTPUTS :][: len(tiles)] = tiles
-    return CodedHead(codes=codes, scales=scales, sums=sums)
+    return TiledHead(codes=codes, scales=scales, sums=sums)
 
 
 def filled(size: int, step: int) -> int:
@@ -131,11 +131,11 @@ class HeadFields(ctypes.Structure):
 class CompiledHead:
     """The product of the head with rows, from 8 bits; the largest logits from its values."""
 
-    def __init__(self, library: Library, coded: CodedHead, weight: torch.Tensor) -> None:
+    def __init__(self, library: Library, tiled: TiledHead, weight: torch.Tensor) -> None:
         """weight: [V, H] bf16"""
         if library.head_bytes != ctypes.sizeof(HeadFields):
             raise ModelError(f"{library.name} has another structure than head.py; set actor.token_step to 'torch'.")
-        self.library, self.coded, self.weight = library, coded, weight.contiguous()
+        self.library, self.tiled, self.weight = library, tiled, weight.contiguous()
         self.threads = torch.get_num_threads()
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -144,9 +144,9 @@ class CompiledHead:
         inputs = filled(width, HEAD_INPUTS)
         # All have a name, since they are read until the call returns.
         tensors = {
-            "codes": self.coded.codes,
-            "scales": self.coded.scales,
-            "sums": self.coded.sums,
+            "codes": self.tiled.codes,
+            "scales": self.tiled.scales,
+            "sums": self.tiled.sums,
             "weight": self.weight,
             "x": hidden,
             "logits": torch.empty(count, size),

@@ -1,4 +1,5 @@
-/* Numbers of several rows side by side, one row in each lane of a vector.
+/* A vector of floats. In the layers, each of its lanes has a number of another row; in attention, draws and logits,
+   they are neighbours in one row.
 
        activations   [features][LANES] floats; in bf16 their values are rounded to bf16
        packed        what products read: in fp32 the same, in bf16 [features / 2][LANES] pairs of bf16

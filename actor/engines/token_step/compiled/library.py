@@ -35,7 +35,7 @@ SOURCES = Path(__file__).parent
 MAIN = "token_step.c"
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
 OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
-"""All that decide what is compiled: the name of the file depends on them."""
+"""Of every build; `options_for` adds others. The name of the file depends on all."""
 NO_TILES = "-DNO_TILES"
 """Where the kernel does not let this process use AMX, though the processor has it."""
 IN_BF16 = "-DIN_BF16"

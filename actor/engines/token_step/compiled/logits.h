@@ -2,11 +2,11 @@
 
        x = s q + l,   z_v = c_v s (k_v q) + l r_v,   then W x for the largest of a row
 
-   Codes are multiplied exactly, in int32. OUTPUTS rows of the head lie side by side, four inputs of each at a time, so that
-   a row of x gives as many neighbouring logits at once.
+   Codes are multiplied exactly, in int32. OUTPUTS rows of the head lie side by side, four inputs of each at a time, so
+   that a row of x gives as many neighbouring logits at once.
 
-   The LARGEST largest are in the blocks of COLUMNS columns with the LARGEST largest maxima. So what is at least as large
-   as the smallest of these maxima is computed again, in fp32: all of the LARGEST, and some more. */
+   The LARGEST largest logits are in the LARGEST blocks of COLUMNS columns with the highest maxima. So each logit that
+   is not below the lowest of these maxima is computed again, in fp32: all of the LARGEST, and some more. */
 
 #define COLUMNS 128
 #define LARGEST 64
