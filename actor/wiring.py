@@ -87,7 +87,7 @@ def build_engine(
     place = borrower.place if borrower else None
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy.adapter.cast_to(dtype)
-    policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
+    policy = policy_with_kernels(policy, config.compute, cache_root(config.model))
     residency = residency_of(config.compute, policy, "actor", borrower)
     compiled = compiled_for(config, policy)
     codes = codes_for(config, base, policy, compiled)

@@ -1,5 +1,5 @@
-"""Attention over short sequences on a CPU, forward and backward: plain products (shared/model/attention.py) against
-PyTorch's fused kernel over keys repeated for each head.
+"""Attention over short sequences on a CPU, forward and backward: plain products (shared/model/layers/attention.py)
+against PyTorch's fused kernel over keys repeated for each head.
 
     python -m benchmarks.short_attention [--threads 2]
 """
@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.timed_shapes import in_turn, time_shapes
-from shared.model.attention import short_attention
+from shared.model.layers.attention import short_attention
 
 # rows, heads, key heads, head size, queries, keys
 SHAPES = {

@@ -180,7 +180,7 @@ def load_trained_policy(config: Config, device: str, start: bytes = b"", place: 
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype, place)
-    policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
+    policy = policy_with_kernels(policy, config.compute, cache_root(config.model))
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
     if start:
         install_adapter(policy.adapter, start)

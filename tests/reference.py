@@ -324,6 +324,28 @@ class AdamW:
         self.theta = self.theta - rate * (m / (np.sqrt(v) + self.epsilon) + self.decay * self.theta)
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean x^2 + eps) w  (1910.07467)"""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU before its last product (2002.05202)"""
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Each pair (x_i, x_{i + D/2}) turned by its angle (2104.09864)"""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def attention_weights(scores: torch.Tensor, mask: torch.Tensor, scaling: float) -> torch.Tensor:
+    """softmax over the columns that the mask shows"""
+    shares = torch.where(mask, torch.exp(scaling * scores), 0.0)
+    return shares / shares.sum(-1, keepdim=True)
+
+
 def learning_rates(peak: float, warmup: int, steps: int, schedule: str, final: float) -> list[float]:
     """All rates of a run: an even climb that ends at the peak, then down to `final` of it at the last step."""
     climb = [peak * (s + 1) / warmup for s in range(warmup)]

@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 
 from actor.engines.prompts import PromptPass
-from shared.model.attention import capped
+from shared.model.layers.attention import capped
 from shared.model.products import product_fp32
 
 COPIED_BYTES = 2**20

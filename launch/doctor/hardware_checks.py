@@ -20,7 +20,7 @@ from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
 """Change which kernels run. A run sets them itself, but only if its configuration says so."""
-SLOWER = "no C compiler: PyTorch's operations compute token steps, which then take twice as long"
+SLOWER = "no C compiler: PyTorch's operations compute token steps, which then take twice as long, and updates"
 HARMFUL = {
     "OMP_THREAD_LIMIT",
     "OMP_DYNAMIC",

@@ -67,7 +67,7 @@ HEAD_TILES = 3
 HEAD_ROWS = 2
 """For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
 SHORT = 128 * 128
-"""As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
+"""As in shared/model/layers/attention.py, up to this number of scores per head they are kept for the backward pass."""
 
 Items = dict[str, int]
 """What the bytes are for -> bytes."""

@@ -56,8 +56,10 @@ class Optimizer:
         betas = (config.beta1, config.beta2)
         # A group, since a rank may own nothing.
         group = {"params": [*self.stepped.values()]}
+        # On a CPU, one pass over each parameter takes a quarter of the time of one operation after the other.
+        on_cpu = all(parameter.is_cpu for parameter in self.stepped.values())
         self.adamw = torch.optim.AdamW(
-            [group], lr=config.lr, betas=betas, weight_decay=config.weight_decay, foreach=True
+            [group], lr=config.lr, betas=betas, weight_decay=config.weight_decay, foreach=not on_cpu, fused=on_cpu
         )
         for parameter in self.stepped.values():
             zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in MOMENTS}

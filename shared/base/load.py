@@ -48,12 +48,12 @@ from shared.base.architecture import (
 from shared.base.cache import CachedBase, dense_base
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
+from shared.model.layers.trained_layers import trained_layers
 from shared.model.linears import check_targets
 from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
 from shared.model.sequences import Places, Sequences
-from shared.model.trained_layers import trained_layers
 from shared.run.files import write_whole
 from shared.tensor_file import map_file
 
@@ -64,7 +64,7 @@ WINDOW = 4
 PROMPTS, COMPLETION, OWNER = (2, 5), 3, (1, 0)
 """Tokens of each prompt, tokens of a completion, and the prompt that each completion belongs to."""
 MODEL_CODE = Path(__file__).parents[1] / "model"
-OWN_CODE = (Path(__file__).parent, MODEL_CODE, MODEL_CODE / "kernels")
+OWN_CODE = (Path(__file__).parent, *(MODEL_CODE / name for name in (".", "layers", "kernels", "compiled")))
 """Folders whose code computes a forward pass."""
 LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
 """Packages whose code takes part in a forward pass."""
@@ -238,7 +238,7 @@ def check_once(
 def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
     """Everything that the result of a check depends on, as JSON."""
     sources = hashlib.sha256()
-    for file in (file for folder in folders for file in sorted(folder.glob("*.py"))):
+    for file in (file for folder in folders for file in sorted(folder.glob("*.[pch]*"))):
         sources.update(file.name.encode() + b"\0" + file.read_bytes())
     linears = (module for module in policy.backbone.modules() if isinstance(module, FrozenLinear))
     facts = {
@@ -249,7 +249,7 @@ def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
         "device": policy.device.type,
         "dtype": str(policy.dtype),
         "products": sorted({type(linear.matmul).__name__ for linear in linears}),
-        "kernels": [f"{kernel.__module__}.{kernel.__qualname__}" for kernel in vars(policy.kernels).values()],
+        "kernels": policy.kernels.names(),
         "adapter": sorted(policy.adapter.layers),
     }
     return json.dumps(facts, indent=2).encode()

@@ -97,9 +97,14 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
     machines."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
-    """What draws tokens, goes over the vocabulary and adds adapters on a card. `torch`: PyTorch's own operations.
-    `triton`: our kernels. `auto` measures each kernel on its first start on a card, takes it where it is quicker, and
-    keeps the choice in the cache folder (`model.cache_dir`). Where Triton cannot start, and on a CPU, PyTorch does."""
+    """What draws tokens, goes over the vocabulary and adds adapters on a card. `torch`: PyTorch's operations. `triton`:
+    our kernels. `auto` measures each one on its first start on a card, takes it where it is quicker, and keeps the
+    choice in `model.cache_dir`. On a CPU with AVX2, both take C code for what is between the products of an update."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether C code may compute on a CPU."""
+        return self.kernels != "torch" and self.blas == "fast"
 
     @property
     def threads(self) -> int:

@@ -53,6 +53,11 @@ class LogitForm:
     cap: float | None = None
     """Gemma 2"""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether W h are the logits."""
+        return self.bias is None and self.scale == 1.0 and self.cap is None
+
     def logits(self, product: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
         """[n, v] fp32, these columns of W h -> [n, v] at temperature 1, in the same memory"""
         logits = product if self.bias is None else product.add_(self.bias[columns])
@@ -97,8 +102,9 @@ class VocabularySums(Protocol):
     target: torch.Tensor
     """[n] logit of the target"""
 
-    def add(self, product: torch.Tensor, columns: slice) -> None:
-        """product [n, v]: these columns of W h, which may be overwritten."""
+    def add(self, product: torch.Tensor, columns: slice, center: torch.Tensor | None) -> None:
+        """product [n, v], center [n, 1]: their sum is W h in these columns. The product may be overwritten; without a
+        center it is fp32."""
         ...
 
     def entropies(self) -> torch.Tensor:
@@ -134,9 +140,9 @@ class Sums:
         self.weighted = torch.zeros_like(hidden, dtype=torch.float32) if directions else None
         """[n, H] sum of exp(z - m) dz / dy W without the target"""
 
-    def add(self, product: torch.Tensor, columns: slice) -> None:
+    def add(self, product: torch.Tensor, columns: slice, center: torch.Tensor | None) -> None:
         form, temperature = self.head.form, self.head.temperature
-        logits = form.logits(product, columns)
+        logits = form.logits(product if center is None else product.float().add_(center), columns)
         slope = form.slope(logits) if self.weighted is not None else 1.0
         logits = logits if temperature == 1.0 else logits.div_(temperature)
         targets = self.targets - columns.start
@@ -209,8 +215,8 @@ def over_vocabulary(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[n] log-probs, [n] entropies, [n, H] fp32 their gradients; the last two with no rows if not asked for."""
     sums = sums_of(head, hidden, targets, entropies=entropies, directions=directions)
-    for columns, product in product_tiles(hidden, head.weight.t(), columns_at_once(hidden.device), targets):
-        sums.add(product, columns)
+    for columns, product, center in product_tiles(hidden, head.weight.t(), columns_at_once(hidden.device), targets):
+        sums.add(product, columns, center)
         # Or it would still be there while the next one is computed.
         del product
     logprobs = sums.target - sums.largest - sums.total.log()

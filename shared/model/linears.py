@@ -17,7 +17,7 @@ from typing import Any
 from shared.errors import ModelError
 
 OWN_LAYERS = frozenset({"llama", "qwen2", "qwen3"})
-"""Model types whose layers are computed without their modules (shared/model/trained_layers.py)."""
+"""Model types whose layers are computed without their modules (shared/model/layers/trained_layers.py)."""
 LONG_ROPE = frozenset({"longrope", "su"})
 """Two names of one rotary type."""
 IN_LAYER = re.compile(r"\.\d+\.(.*\.)?(?![^.]*norm)[^.]+\.weight$")

@@ -13,12 +13,13 @@ from torch import nn
 
 from shared.errors import ModelError
 from shared.model.head import PLAIN, LogitForm, Sums, SumsOf, TokenStats, head_logits, token_stats
+from shared.model.layers.layer_math import TORCH_MATH, LayerMath
+from shared.model.layers.trained_layers import TrainedLayers
 from shared.model.linears import Room, room_of
 from shared.model.lora import Adapter, AddLowRank, add_low_rank
 from shared.model.products import RowsTimesWeight
 from shared.model.sampler import Draw, draw
 from shared.model.sequences import Sequences, hidden_rows, recompute_activations
-from shared.model.trained_layers import TrainedLayers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,13 @@ class Kernels:
     """The adapter's part of a linear, where no gradient is needed."""
     draw: Draw = draw
     """The next token of every row."""
+    math: LayerMath = TORCH_MATH
+    """What our own layers compute between their products."""
+
+    def names(self) -> list[str]:
+        """Which ones these are."""
+        named = (kernel if hasattr(kernel, "__qualname__") else type(kernel) for kernel in vars(self).values())
+        return [f"{kernel.__module__}.{kernel.__qualname__}" for kernel in named]
 
 
 TORCH = Kernels()
@@ -67,7 +75,7 @@ class Policy:
         """The same policy, which computes with these from now on. Its linears are told, too."""
         for layer in self.adapter.layers.values():
             layer.add_low_rank = kernels.add_low_rank
-        return replace(self, kernels=kernels)
+        return replace(self, kernels=kernels, layers=self.layers and self.layers.with_math(kernels.math))
 
     def hidden(self, sequences: Sequences) -> torch.Tensor:
         """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/sequences.py."""

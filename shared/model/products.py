@@ -150,19 +150,20 @@ def product_in_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def product_tiles(
     a: torch.Tensor, b: torch.Tensor, columns: int, centers: torch.Tensor
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """[n, k] x [k, m] -> the fp32 product in tiles [n, columns], each with its columns.
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
+    """[n, k] x [k, m] -> tiles [n, columns] of the product, each with its columns and what is to be added to it; None
+    in fp32.
 
-    centers [n]: one column for each row. With bf16 factors on a CPU, results are bf16(a b - c) + c, where c is the
+    centers [n]: one column for each row. With bf16 factors on a CPU, a tile has bf16(a b - c), where c [n, 1] is the
     row's value in that column, rounded to bf16. So a result is wrong by at most 2^-8 of its distance from c; choose a
     column whose neighbours matter. A product of widened factors would be exact, but takes twice as long without AMX."""
     if a.dtype == torch.float32 or not a.is_cpu:
         for part in slices(b.shape[1], columns):
-            yield part, product_fp32(a, b[:, part])
+            yield part, product_fp32(a, b[:, part]), None
         return
     center = torch.linalg.vecdot(b.t()[centers].float(), a.float()).to(a.dtype)[:, None]
     for part in slices(b.shape[1], columns):
-        yield part, torch.addmm(-center, a, b[:, part]).float().add_(center)
+        yield part, torch.addmm(-center, a, b[:, part]), center
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
@@ -183,8 +184,3 @@ def narrowed(rows: int) -> Iterator[None]:
         yield
     finally:
         setting.fp32_precision = before
-
-
-def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * a b in fp32. A bf16 factor would be rounded twice, so the product is scaled instead."""
-    return product_fp32(a * scale, b) if a.dtype == torch.float32 else product_fp32(a, b).mul_(scale)

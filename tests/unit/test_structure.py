@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protocol", "shared", "actor", "learner", "launch")
 MAX_MODULES_IN_A_FOLDER = 15
-MAX_MODULES = 348
+MAX_MODULES = 352
 MIN_MEAN_LINES = 115
 MAX_IMPORTED_ONCE = 0.24
 """Of all modules."""

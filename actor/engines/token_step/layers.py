@@ -20,8 +20,8 @@ import torch
 from actor.engines.token_step.coded import CodedWeight, Codes
 from actor.engines.token_step.packed import Packable, RowProduct
 from actor.engines.token_step.stacks import FindCodes, Linear, Stack
+from shared.model.layers.trained_layers import Norm, covers, signed
 from shared.model.policy import Policy
-from shared.model.trained_layers import Norm, covers, signed
 
 STEP = 8
 """In bf16 on a CPU the number of rows is raised to a multiple of this. oneDNN compiles a product of each shape anew,

@@ -1,40 +1,44 @@
-"""Which of the kernels a process uses: chosen on its card when it starts, and kept.
+"""Which of the kernels a process uses: chosen on its machine when it starts, and on a card kept.
 
     compute.kernels   `torch`   PyTorch's own operations
-                      `triton`  every kernel that agrees with PyTorch
+                      `triton`  on a card, every kernel that agrees with PyTorch
                       `auto`    those of them that are also quicker here (trial.py), each judged for itself
 
-On a CPU PyTorch computes whatever is configured: Triton has only an interpreter there, for tests. Where Triton cannot
+On a CPU both are C code (shared/model/compiled), for a processor with AVX2 and where GCC is. Where Triton or GCC cannot
 start, and where a kernel fails or does not agree, PyTorch computes and the log says why; that never ends a process.
 
 Kernel and torch version differ in rounding, so a run must not change between them. Therefore the first process that
-chooses writes its choice into the cache folder, and all others read it: the other process of the run, `resume`, and
-`replay`. It belongs to what the choice depends on: card, driver, versions of PyTorch and Triton, the code in this
-folder, the setting, and the shapes. It is not part of the run directory, since an actor may be on another machine, and
-another card has other kernels in every library besides. If the cache folder is emptied, the measurement is made again;
-`torch` and `triton` do not depend on it.
+chooses on a card writes its choice into the cache folder, and all others read it: the other process of the run,
+`resume`, and `replay`. It belongs to what the choice depends on: card, driver, versions of PyTorch and Triton, the code
+in this folder, the setting, and the shapes. It is not part of the run directory, since an actor may be on another
+machine, and another card has other kernels in every library besides. If the cache folder is emptied, the measurement is
+made again. No other choice depends on it.
 """
 
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
 
 from shared.config.model import CACHE_DIR_KEY
+from shared.config.processes import ComputeConfig
+from shared.model.compiled.kernels import load_kernels
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain, missing
 from shared.model.kernels.trial import TRIALS, Judgement, Seconds, Trial, card_seconds, judge
 from shared.model.policy import TORCH, Kernels, Policy
 from shared.process.card import CardFacts, card_facts
+from shared.process.processor import AVX2_FLAG, C_CODE_COMPILERS, find_compiler, read_flags
 from shared.run.file_lock import exclusive
 from shared.run.files import make_folder, write_whole
+from shared.run.run_dir import CPUINFO
 
-Setting = Literal["auto", "triton", "torch"]
 Trials = Mapping[str, Callable[[Policy], Trial]]
 
 log = logging.getLogger("kernels")
@@ -49,9 +53,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """By field of `Kernels`."""
 
 
-def policy_with_kernels(policy: Policy, setting: Setting, cache: Path) -> Policy:
-    """cache: the folder of the choice."""
-    if policy.device.type == "cpu" or setting == "torch":
+def policy_with_kernels(policy: Policy, compute: ComputeConfig, cache: Path) -> Policy:
+    """cache: the folder of the choice, and of what is compiled."""
+    setting = compute.kernels
+    if policy.device.type == "cpu":
+        kernels = compiled_kernels(policy.dtype, cache) if compute.compiles and can_compile() else None
+        return policy.with_kernels(kernels) if kernels else policy
+    if setting == "torch":
         return policy
     toolchain = look_at_toolchain()
     if lacks := missing(toolchain):
@@ -60,6 +68,20 @@ def policy_with_kernels(policy: Policy, setting: Setting, cache: Path) -> Policy
         return policy
     facts = facts_of(policy, setting, toolchain, card_facts(policy.device))
     return policy.with_kernels(chosen_kernels(policy, facts, cache, TRIALS, card_seconds))
+
+
+def can_compile() -> bool:
+    """Whether C code helps here."""
+    return AVX2_FLAG in read_flags(CPUINFO) and find_compiler(os.environ, C_CODE_COMPILERS) is not None
+
+
+def compiled_kernels(dtype: torch.dtype, cache: Path) -> Kernels | None:
+    """None if they cannot be built; the log says why."""
+    found = load_kernels(dtype, cache)
+    if found is None:
+        return None
+    log.info("%s computes what an update needs between its products", found.name)
+    return Kernels(sums=found.sums, math=found.math)
 
 
 def chosen_kernels(policy: Policy, facts: Mapping[str, Any], cache: Path, trials: Trials, seconds: Seconds) -> Kernels:
@@ -80,7 +102,7 @@ def chosen_kernels(policy: Policy, facts: Mapping[str, Any], cache: Path, trials
     return replace(TORCH, **used)
 
 
-def judge_all(policy: Policy, setting: Setting, trials: Trials, seconds: Seconds) -> dict[str, Judgement]:
+def judge_all(policy: Policy, setting: str, trials: Trials, seconds: Seconds) -> dict[str, Judgement]:
     return {
         name: judge(lambda trial=trial: trial(policy), forced=setting == "triton", seconds=seconds)
         for name, trial in trials.items()
@@ -95,7 +117,7 @@ def read_choice(file: Path) -> Choice | None:
         return None
 
 
-def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: CardFacts) -> dict[str, Any]:
+def facts_of(policy: Policy, setting: str, toolchain: Toolchain, card: CardFacts) -> dict[str, Any]:
     """Everything that the choice depends on, as JSON has it."""
     sources = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):

@@ -39,7 +39,8 @@ class FoldedSums:
         self.weighted = torch.zeros_like(hidden, dtype=torch.float32) if directions else None
         """[n, H] D"""
 
-    def add(self, product: torch.Tensor, columns: slice) -> None:
+    def add(self, product: torch.Tensor, columns: slice, center: torch.Tensor | None) -> None:
+        assert center is None, "on a card, products are in fp32"
         rows, width = product.shape
         form, weight = self.head.form, self.head.weight[columns]
         shares = product if self.weighted is None else weight.new_empty((rows, width))

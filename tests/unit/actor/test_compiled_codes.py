@@ -26,12 +26,12 @@ from shared.tensor_file import map_file
 from tests.reference import nf4_code
 from tests.support.architectures import architecture_model
 from tests.support.fakes import shake, tiny_prompter, unheard
+from tests.support.processor_kinds import KINDS, Kind, needs_compiler
 from tests.unit.actor.test_coded import resident_kb
-from tests.unit.actor.test_compiled_step import KINDS, Kind, library_of, logprobs_of
-from tests.unit.actor.test_compiled_step import pytestmark as needs_compiler
+from tests.unit.actor.test_compiled_step import library_of, logprobs_of
 from tests.unit.actor.test_layers import ADAPTED, OURS, decoded, groups, policy_of
 
-pytestmark = needs_compiler
+pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
 IN_BF16 = [kind for kind in KINDS if kind.dtype == torch.bfloat16]
 kinds = pytest.mark.parametrize("kind", IN_BF16, ids=lambda kind: kind.name)
 LINEAR = "model.layers.1.mlp.up_proj"

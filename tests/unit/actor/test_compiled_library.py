@@ -12,23 +12,18 @@ import torch
 
 from actor.engines.forms import compiled_for
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.compiled.library import CannotCompile, built, library_for, load, openmp_of_torch
+from actor.engines.token_step.compiled.library import SOURCE, library_for, load
 from actor.engines.token_step.layers import Layers
 from shared.config.model import ModelConfig
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
-from shared.process.processor import find_compiler, read_flags
-from shared.run.run_dir import CPUINFO
+from shared.model.compiled.build import CannotCompile, built, openmp_of_torch
+from shared.process.processor import find_compiler
 from tests.support.fakes import tiny_prompter
+from tests.support.processor_kinds import needs_compiler
 from tests.unit.actor.test_layers import ADAPTED, policy_of
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(
-        find_compiler({"PATH": "/usr/bin:/usr/local/bin"}) is None or "avx2" not in read_flags(CPUINFO),
-        reason="needs gcc and a processor with AVX2",
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
 FP32 = torch.float32
 
 
@@ -40,21 +35,21 @@ def fake_compiler(folder: Path, script: str) -> Path:
 
 
 def test_it_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = built(FP32, tmp_path)
+    first = built(SOURCE, FP32, tmp_path)
     made = first.stat().st_ino
     # A compiler that can say what it is, but not compile.
     real = find_compiler(os.environ)
     compiler = fake_compiler(tmp_path, f'case "$*" in *-c*) exit 1;; esac; exec {real} "$@"')
     monkeypatch.setenv("CC", str(compiler))
-    assert built(FP32, tmp_path) == first and first.stat().st_ino == made
+    assert built(SOURCE, FP32, tmp_path) == first and first.stat().st_ino == made
 
 
 def test_each_type_and_compiler_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {built(dtype, tmp_path).name for dtype in (FP32, torch.bfloat16)}
+    names = {built(SOURCE, dtype, tmp_path).name for dtype in (FP32, torch.bfloat16)}
     real = find_compiler(os.environ)
     compiler = fake_compiler(tmp_path, f'case "$*" in *--version*) echo another;; *) exec {real} "$@";; esac')
     monkeypatch.setenv("CC", str(compiler))
-    names.add(built(FP32, tmp_path).name)
+    names.add(built(SOURCE, FP32, tmp_path).name)
     assert len(names) == 3
 
 
@@ -120,7 +115,7 @@ def test_models_of_other_kinds_are_not_covered(tmp_path: Path) -> None:
 
 
 def test_a_library_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
-    file = built(FP32, tmp_path)
+    file = built(SOURCE, FP32, tmp_path)
     file.chmod(0o666)
     with pytest.raises(CannotCompile, match="belongs to another user, or others may write it; remove it"):
         load(file)

@@ -1,7 +1,6 @@
 """The token step in C gives the numbers of transformers' layers, for every kind of processor that this one can play."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,56 +10,24 @@ import torch
 
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.compiled.library import NO_TILES, Library, compiled, load, openmp_of_torch, options_for
+from actor.engines.token_step.compiled.library import SOURCE, Library, load
 from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers, has_covered_sizes
 from protocol.messages import Sampling
 from shared.config.processes import ActorConfig
 from shared.errors import ModelError
 from shared.model.policy import Policy
-from shared.process.processor import find_compiler, read_flags
-from shared.run.run_dir import CPUINFO
 from tests.support.fakes import shake, tiny_prompter, unheard
+from tests.support.processor_kinds import BF16, FP32, KINDS, Kind, library_file, needs_compiler
 from tests.unit.actor.test_layers import ADAPTED, OURS, decoded, groups, policy_of
 
-COMPILER = find_compiler({"PATH": "/usr/bin:/usr/local/bin"})
-FLAGS = read_flags(CPUINFO)
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(COMPILER is None or "avx2" not in FLAGS, reason="needs gcc and a processor with AVX2"),
-]
-FP32, BF16 = torch.float32, torch.bfloat16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A processor that the library is compiled for."""
-
-    name: str
-    dtype: torch.dtype
-    options: tuple[str, ...] = ()
-    """Beside those of this processor."""
-    needs: str = "avx2"
-
-
-KINDS = (
-    Kind(name="fp32", dtype=FP32),
-    Kind(name="fp32, AVX2", dtype=FP32, options=("-march=x86-64-v3",)),
-    Kind(name="bf16", dtype=BF16),
-    Kind(name="bf16, AVX512-BF16", dtype=BF16, options=(NO_TILES,), needs="avx512_bf16"),
-    Kind(name="bf16, AVX2", dtype=BF16, options=("-march=x86-64-v3",)),
-)
+pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
 made: dict[Kind, Library] = {}
 
 
 def library_of(kind: Kind, folder: Path) -> Library:
     """Compiled once for all tests of this process."""
-    if kind.needs not in FLAGS:
-        pytest.skip(f"needs a processor with {kind.needs}")
     if kind not in made:
-        assert COMPILER
-        file = folder / "token-step.so"
-        file.write_bytes(compiled(COMPILER, (*options_for(kind.dtype), *kind.options), openmp_of_torch()))
-        made[kind] = load(file)
+        made[kind] = load(library_file(SOURCE, kind, folder))
     return made[kind]
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shared.model.attention import SHORT, attention, short_attention
+from shared.model.layers.attention import SHORT, attention, short_attention
 
 HEADS, KV_HEADS, SIZE, SCALING = 6, 2, 8, 0.4
 

@@ -13,6 +13,9 @@ import msgspec
 import pytest
 import torch
 
+from shared.config.processes import ComputeConfig
+from shared.model.compiled.head import CompiledSumsOf
+from shared.model.compiled.kernels import CompiledMath
 from shared.model.kernels.choice import Trials, chosen_kernels, facts_of, policy_with_kernels
 from shared.model.kernels.toolchain import (
     Toolchain,
@@ -27,6 +30,7 @@ from shared.model.policy import TORCH, Kernels, Policy
 from shared.process.card import CardFacts
 from shared.process.processor import C_CODE_COMPILERS, find_compiler
 from tests.support.fakes import tiny_policy
+from tests.support.processor_kinds import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -174,10 +178,43 @@ def test_a_kernel_that_fails_is_no_crash_and_is_tried_again_another_time(
     assert choose(policy, tmp_path, DRAW, 1.0, 2.0).draw is kernel
 
 
-@pytest.mark.parametrize("setting", ["auto", "triton", "torch"])
-def test_a_cpu_always_computes_with_pytorch(policy: Policy, tmp_path: Path, setting: Any) -> None:
-    assert policy_with_kernels(policy, setting, tmp_path) is policy
+@pytest.mark.parametrize("compute", [{"kernels": "torch"}, {"blas": "portable"}])
+def test_a_cpu_computes_with_pytorch_where_it_is_asked_for(
+    policy: Policy, tmp_path: Path, compute: dict[str, Any]
+) -> None:
+    assert policy_with_kernels(policy, ComputeConfig(**compute), tmp_path) is policy
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("setting", ["auto", "triton"])
+def test_a_cpu_takes_c_code(policy: Policy, tmp_path: Path, setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        found = policy_with_kernels(policy, ComputeConfig(kernels=setting), tmp_path)
+    assert isinstance(found.kernels.math, CompiledMath) and isinstance(found.kernels.sums, CompiledSumsOf)
+    assert found.layers and all(layer.math is found.kernels.math for layer in found.layers.layers)
+    assert [file.suffix for file in sorted(tmp_path.iterdir())] == [".lock", ".so"]
+    assert "computes what an update needs between its products" in caplog.text
+
+
+def test_without_a_compiler_a_cpu_computes_with_pytorch(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert policy_with_kernels(policy, ComputeConfig(), tmp_path) is policy
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_named(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'cc: error: no sources' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert policy_with_kernels(policy, ComputeConfig(), tmp_path / "cache") is policy
+    (message,) = caplog.messages
+    assert message.endswith(f"needs between its products, because '{compiler}' failed: cc: error: no sources")
 
 
 def test_the_linears_are_told(checkpoint: Path) -> None:

@@ -1,53 +1,21 @@
-"""The library of the compiled token step: built once with the C compiler of this machine, and kept in the cache folder.
+"""The library of the compiled token step, and its functions (shared/model/compiled/build.py says how it is made).
 
-    compiler    $CC or gcc; clang has no __builtin_shuffle
-    threads     those of PyTorch: the library is linked with PyTorch's own OpenMP. With a second one, the threads of
-                both would wait for each other's cores
-    name        has a digest of the sources, the options, the compiler, the processor and the type of the weights
-
-It is compiled for this processor, so that each machine has its own, also where several share a cache folder. The result
-is the same each time, and the same for a row whatever is decoded beside it. Another compiler or processor may give
-other last bits, as other kernels of PyTorch do. Where the library cannot be built, PyTorch's operations compute, and
-the log says why.
-
-Left out: systems other than Linux, PyTorch with another OpenMP, and a library for several processors in the package.
+The result for a row is the same whatever is decoded beside it. Where the library cannot be built, PyTorch's operations
+compute, and the log says why.
 """
 
-import ctypes
-import hashlib
 import logging
-import os
-import subprocess
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shared.config.model import CACHE_DIR_KEY
-from shared.process.processor import C_CODE_COMPILERS, INSTALL_COMPILER, find_compiler
-from shared.run.file_lock import exclusive
-from shared.run.files import make_folder, write_whole
+from shared.model.compiled.build import ADDRESS, INTEGER, CannotCompile, Source, built, opened
 
-SOURCES = Path(__file__).parent
-MAIN = "token_step.c"
-TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
-OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
-"""Of every build; `options_for` adds others. The name of the file depends on all."""
-NO_TILES = "-DNO_TILES"
-"""Where the kernel does not let this process use AMX, though the processor has it."""
-IN_BF16 = "-DIN_BF16"
-LIMIT_S = 120.0
-"""For one call of the compiler."""
-INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
+SOURCE = Source(name="token-step", main=Path(__file__).with_name("token_step.c"))
 
 log = logging.getLogger("token step")
-
-
-class CannotCompile(Exception):
-    """The message says why, as a part of a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,77 +47,14 @@ class Library:
 def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
     """None if there cannot be one here; the log says why."""
     try:
-        return load(built(dtype, cache))
+        return load(built(SOURCE, dtype, cache))
     except (CannotCompile, OSError) as error:
         log.warning("PyTorch's operations compute the token step, because %s", error)
         return None
 
 
-def built(dtype: torch.dtype, cache: Path) -> Path:
-    """The file, made now if it does not exist. cache: its folder."""
-    compiler, runtime = find_compiler(os.environ, C_CODE_COMPILERS), openmp_of_torch()
-    if compiler is None:
-        raise CannotCompile(f"there is no C compiler; {INSTALL_COMPILER}")
-    options = options_for(dtype)
-    facts = [*options, runtime.name, target_of(compiler)]
-    digest = hashlib.sha256(repr(facts).encode())
-    for source in sorted(SOURCES.glob("*.[ch]")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    file = cache / f"token-step-{digest.hexdigest()[:16]}.so"
-    make_folder(cache, place=CACHE_DIR_KEY)
-    with exclusive(file.with_suffix(".lock"), CACHE_DIR_KEY):
-        if not file.exists():
-            write_whole(file, compiled(compiler, options, runtime), place=CACHE_DIR_KEY)
-    return file
-
-
-def openmp_of_torch(libraries: Path = TORCH_LIBRARIES) -> Path:
-    """PyTorch's builds bring libgomp, under its own name or one with a digest."""
-    folders = (libraries, libraries.parent.with_name("torch.libs"))
-    found = sorted(file for folder in folders for file in folder.glob("libgomp*.so*"))
-    if not found:
-        raise CannotCompile("this build of PyTorch has no libgomp")
-    return found[0]
-
-
-def options_for(dtype: torch.dtype) -> tuple[str, ...]:
-    tiles = () if torch.cpu._init_amx() else (NO_TILES,)
-    return (*OPTIONS, *tiles, *((IN_BF16,) if dtype == torch.bfloat16 else ()))
-
-
-def target_of(compiler: str) -> str:
-    """The compiler's version, and the processor as it sees it."""
-    return run([compiler, "--version"]) + run([compiler, "-march=native", "-Q", "--help=target"])
-
-
-def compiled(compiler: str, options: Sequence[str], runtime: Path) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        parts, library = Path(folder) / "token_step.o", Path(folder) / "token_step.so"
-        run([compiler, *options, "-c", "-o", str(parts), str(SOURCES / MAIN)])
-        # Without -fopenmp, which would link the system's libgomp.
-        run([compiler, "-shared", "-o", str(library), str(parts), str(runtime), "-lm"])
-        return library.read_bytes()
-
-
-def run(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotCompile(f"'{command[0]}' does not work: {error}") from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise CannotCompile(f"'{command[0]}' failed: {lines[0] if lines else f'status {done.returncode}'}")
-    return done.stdout
-
-
 def load(file: Path) -> Library:
-    if not is_private(file):
-        raise CannotCompile(f"{file} belongs to another user, or others may write it; remove it")
-    try:
-        library = ctypes.CDLL(str(file))
-    except OSError as error:
-        # A file system that is mounted noexec, as one reason.
-        raise CannotCompile(f"{file} cannot be loaded: {error}; if it is damaged, remove it") from error
+    library = opened(file)
     library.token_step.argtypes, library.token_step.restype = [ADDRESS], None
     library.draw.argtypes, library.draw.restype = [ADDRESS, INTEGER, INTEGER, ADDRESS, INTEGER, *[ADDRESS] * 4], None
     library.head_logits.argtypes, library.head_logits.restype = [ADDRESS], None
@@ -171,9 +76,3 @@ def load(file: Path) -> Library:
         head_bytes=head_bytes,
         head_columns=head_columns,
     )
-
-
-def is_private(file: Path) -> bool:
-    """Whether only its owner, who is this user or root, can change it."""
-    facts = file.stat()
-    return facts.st_uid in (0, os.geteuid()) and not facts.st_mode & 0o022

@@ -71,9 +71,6 @@ INLINE void add_products(const value *weight, int64_t in, const float *x, int64_
 }
 
 #if USES_TILES
-#define TILE_INPUTS 32
-/* GCC does not know that loading a tile reads memory. No store moves over this. */
-#define STORES_BEFORE_TILES(memory) __asm__ volatile("" : : "r"(memory) : "memory")
 /* Adds the products of TILE_INPUTS inputs to tiles 0 to 3. */
 INLINE void add_tiles(const value *weight, int64_t stride, const float *x, int64_t apart, const int blocks) {
   /* Intrinsics take the number of a tile as a constant. */
@@ -135,21 +132,6 @@ INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, 
   }
   store_tiles(blocks, sums);
 }
-
-static void begin_tiles(void) {
-  struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shape = {.palette = 1};
-  for (int i = 0; i < 8; i++) shape.row_bytes[i] = BYTES, shape.rows[i] = TILE;
-  /* Not _tile_loadconfig: GCC 12 believes that it reads eight bytes, and may leave out what is stored in the others. */
-  __asm__ volatile("ldtilecfg %0" : : "m"(shape));
-}
-static void end_tiles(void) { _tile_release(); }
-#else
-static void begin_tiles(void) {}
-static void end_tiles(void) {}
 #endif
 
 /* sums: [blocks][TILE] lanes, of TILE outputs. */

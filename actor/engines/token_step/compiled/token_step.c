@@ -8,6 +8,7 @@
    this file once more, and passes the pointers. */
 
 #include "lanes.h"
+#include "tiles.h"
 #include "codes.h"
 #include "products.h"
 #include "attention.h"

@@ -18,7 +18,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from shared.model.products import scaled_product
+from shared.model.layers.layer_math import TORCH_MATH, LayerMath
+from shared.model.products import product_fp32
 
 NAME = "tandem"
 SHORT = 128 * 128
@@ -47,6 +48,7 @@ def attention(
     key: torch.Tensor | CachedKeys,
     value: torch.Tensor,
     mask: torch.Tensor | None,
+    math: LayerMath = TORCH_MATH,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [B, heads, t, D], key and value [B, kv heads, L, D] -> [B, t, heads, D]"""
@@ -62,7 +64,7 @@ def attention(
         mask = last_seen(mask, window)
     short = query.is_cpu and query.shape[2] * key.shape[2] <= SHORT
     if mask is not None and (short or cap is not None):
-        return short_attention(query, key, value, mask, scaling, cap), None
+        return short_attention(query, key, value, mask, scaling, cap, math), None
     return sdpa_attention_forward(module, query, key, value, mask, **options)
 
 
@@ -88,52 +90,54 @@ def short_attention(
     mask: torch.Tensor,
     scaling: float,
     cap: float | None = None,
+    math: LayerMath = TORCH_MATH,
 ) -> torch.Tensor:
     """Heads that share a key are put side by side as its queries. mask [B, 1, t, L] bool."""
     if cap is None:
-        return ShortAttention.apply(query, key, value, mask, scaling)  # pyright: ignore[reportReturnType]
-    return weighted(query, key, value, mask, scaling, cap)[0]
+        return ShortAttention.apply(query, key, value, mask, scaling, math)  # pyright: ignore[reportReturnType]
+    scores = capped(scores_of(query, key).mul_(scaling), cap)
+    return mixed(TORCH_MATH.attention_weights(scores, mask, 1.0, query.dtype), value)
 
 
-def weighted(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float,
-    cap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, t, heads, D]; [B, kv heads, heads of each * t, L] the weights in the type of the query."""
-    rows, heads, length, size = query.shape
-    side_by_side = (rows, key.shape[1], -1, size)
-    scores = capped(scaled_product(query.reshape(side_by_side), key.transpose(2, 3), scaling), cap)
-    scores = scores.unflatten(2, (-1, length)).masked_fill_(~mask[:, :, None], float("-inf"))
-    weights = torch.softmax(scores, dim=-1).to(query.dtype).flatten(2, 3)
-    return (weights @ value).view(rows, heads, length, -1).transpose(1, 2), weights
+def scores_of(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """[B, heads, t, D], [B, kv heads, L, D] -> [B, heads, t, L] fp32 without the scale"""
+    side_by_side = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+    return product_fp32(side_by_side, key.transpose(2, 3)).view(*query.shape[:3], -1)
+
+
+def mixed(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[B, heads, t, L], [B, kv heads, L, D] -> [B, t, heads, D]"""
+    side_by_side = weights.view(len(weights), value.shape[1], -1, weights.shape[-1])
+    return (side_by_side @ value).view(*weights.shape[:3], -1).transpose(1, 2)
 
 
 class ShortAttention(torch.autograd.Function):
-    """`weighted` with its gradient by hand: scores S, weights P, output O. What is kept is in the query's type.
+    """The gradient by hand: scores S, weights P, output O. What is kept is in the query's type.
 
-    dV = P^T dO,    dP = dO V^T,    dS = P (dP - rowsum(P dP)),    dQ = scale dS K,    dK = scale dS^T Q
+    dV = P^T dO,    dP = dO V^T,    dS = scale P (dP - rowsum(P dP)),    dQ = dS K,    dK = dS^T Q
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float,
+        math: LayerMath,
     ) -> torch.Tensor:
-        mixed, weights = weighted(query, key, value, mask, scaling)
+        weights = math.attention_weights(scores_of(query, key), mask, scaling, query.dtype)
         ctx.save_for_backward(query, key, value, weights)
-        ctx.scaling = scaling
-        return mixed
+        ctx.scaling, ctx.math = scaling, math
+        return mixed(weights, value)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, weights = ctx.saved_tensors
         side_by_side = (*key.shape[:2], -1, key.shape[3])
-        grad = grads[0].transpose(1, 2).reshape(side_by_side)
-        found = grad @ value.transpose(2, 3)
-        found.sub_(torch.linalg.vecdot(found, weights)[..., None]).mul_(weights)
-        query_grad = (found @ key).mul_(ctx.scaling).view(query.shape)
-        key_grad = (found.transpose(2, 3) @ query.reshape(side_by_side)).mul_(ctx.scaling)
-        return query_grad, key_grad, weights.transpose(2, 3) @ grad, None, None
+        grad, weights = grads[0].transpose(1, 2).reshape(side_by_side), weights.view(*key.shape[:2], -1, key.shape[2])
+        of_scores = ctx.math.score_gradients(weights, grad @ value.transpose(2, 3), ctx.scaling)
+        of_query = (of_scores @ key).view(query.shape)
+        of_key = of_scores.transpose(2, 3) @ query.reshape(side_by_side)
+        return of_query, of_key, weights.transpose(2, 3) @ grad, None, None, None

@@ -1,17 +1,15 @@
 """The layers of a Llama, Qwen2 or Qwen3 model over prompts and completions, without their modules, with gradients.
 
     layer         z = x + W_o attend(rotate(q), rotate(k), v),   q, k, v = stack(norm(x)),   feed-forward(z)
-    norm          y = w r x, r = (mean x^2 + eps)^-1/2      dx = r (g - r^2 x mean(g x)), g = w dy
     stack         y_i = W_i x + b_i + s_i B_i A_i x         dx = sum_i dy_i W_i + l_i A_i, l_i = s_i dy_i B_i
                                                             dA_i = l_i^T x, dB_i = s_i dy_i^T (A_i x)
-    feed-forward  z + W_down (silu(u) v), u, v = stack      du = silu'(u) v dh, dv = silu(u) dh
+    feed-forward  z + W_down (silu(u) v), u, v = stack
 
 The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart, and
 only there is anything padded, bucket by bucket. The gradients are by hand: autograd through the modules keeps more,
 copies more, and has products for each adapter alone. Norms and the product of the gate are computed again in the
-backward pass, which takes a hundredth of its time. In bf16 all operations of the forward pass round as the modules do,
-since the actor decodes with these roundings; on a card, norms round once less in both processes. The modules stay in
-place, and shared/base/load.py compares the two.
+backward pass, which takes a hundredth of its time. layer_math.py has what is computed between the products. The modules
+stay in place, and shared/base/load.py compares the two.
 
 Not covered: other model types, and sequences without a shared prompt, which only checks use.
 """
@@ -26,10 +24,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shared.model.attention import attention
+from shared.model.layers.attention import attention
+from shared.model.layers.layer_math import TORCH_MATH, LayerMath, Rotation, signed
 from shared.model.linears import OWN_LAYERS
 from shared.model.lora import LoraLinear
-from shared.model.products import product_in_two, widened_rows
 from shared.model.sequences import Masks, Places
 
 Grads = list[torch.Tensor]
@@ -41,36 +39,21 @@ class Norm:
 
     weight: torch.Tensor
     eps: float
+    math: LayerMath = TORCH_MATH
 
     @staticmethod
-    def of(module: Any) -> "Norm":
-        return Norm(weight=module.weight, eps=module.variance_epsilon)
+    def of(module: Any, math: LayerMath = TORCH_MATH) -> "Norm":
+        return Norm(weight=module.weight, eps=module.variance_epsilon, math=math)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return AloneNormed.apply(x, self)  # pyright: ignore[reportReturnType]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """In bf16 the module rounds before it multiplies by the weight. On a card, one kernel does all of it and rounds
-        once."""
-        if x.dtype == torch.float32 or not x.is_cpu:
-            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-        # Squares would be added in another order if heads lay column by column, as some products give them. In bf16 and
-        # with many rows, `rms_norm` takes three times as long.
-        wide = widened_rows(x)
-        return wide.mul_(self.inverse(wide)).to(x.dtype).mul_(self.weight)
+        return self.math.norm(x, self.weight, self.eps)
 
-    def inverse(self, wide: torch.Tensor) -> torch.Tensor:
-        """[..., H] fp32 -> [..., 1] r"""
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return length.square_().div_(wide.shape[-1]).add_(self.eps).rsqrt_()
-
-    def backward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """dx"""
-        wide = widened_rows(x)
-        inverse = self.inverse(wide)
-        found = grad.float().mul_(self.weight.float())
-        share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
-        return found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
+    def backward(self, x: torch.Tensor, grad: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        """dx, and what is added to it."""
+        return self.math.norm_gradient(x, self.weight, self.eps, grad, added)
 
 
 class AloneNormed(torch.autograd.Function):
@@ -90,8 +73,8 @@ class AloneNormed(torch.autograd.Function):
 class Stack:
     """Linears that read the same input, each with or without an adapter."""
 
-    def __init__(self, *linears: Any) -> None:
-        self.linears = linears
+    def __init__(self, *linears: Any, math: LayerMath = TORCH_MATH) -> None:
+        self.linears, self.math = linears, math
 
     def adapted(self) -> Iterator[tuple[Any, LoraLinear | None]]:
         """The frozen linears, each with its adapter if there is one and it is switched on."""
@@ -125,26 +108,45 @@ class Stack:
         self, x: torch.Tensor, kept: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], wanted: bool = True
     ) -> tuple[torch.Tensor | None, Grads]:
         """dx, and dA and dB of every adapter in fp32."""
-        layers = list(self.adapted())
-        x_grad = None
-        if wanted:
-            for (base, _), grad in zip(layers, grads, strict=True):
-                x_grad = base.matmul.input_gradient(grad, x_grad)
+        low_grad = self.low_gradient(kept, grads)
+        x_grad = self.input_gradient(kept, grads, low_grad) if wanted else None
+        return x_grad, self.adapter_gradients(x, kept, grads, low_grad)
+
+    def low_gradient(self, kept: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """[n, sum of R] l of every adapter, side by side; None if there is none."""
         if not kept:
-            return x_grad, []
-        low, a, *bs = kept
-        found = [(adapter, grad) for (_, adapter), grad in zip(layers, grads, strict=True) if adapter]
-        low_grads = [(grad @ b).mul_(adapter.scale) for (adapter, grad), b in zip(found, bs, strict=True)]
-        low_grad = low_grads[0] if len(low_grads) == 1 else torch.cat(low_grads, dim=1)
-        if x_grad is not None:
-            x_grad.addmm_(low_grad, a)
-        sizes = [part.shape[1] for part in low_grads]
-        a_grads = product_in_two(low_grad.t(), x).split(sizes)
+            return None
+        found = [(adapter, grad) for (_, adapter), grad in zip(self.adapted(), grads, strict=True) if adapter]
+        parts = [(grad @ b).mul_(adapter.scale) for (adapter, grad), b in zip(found, kept[2:], strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def input_gradient(
+        self, kept: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], low_grad: torch.Tensor | None
+    ) -> torch.Tensor:
+        """dx"""
+        x_grad = None
+        for (base, _), grad in zip(self.adapted(), grads, strict=True):
+            x_grad = base.matmul.input_gradient(grad, x_grad)
+        return x_grad if low_grad is None else x_grad.addmm_(low_grad, kept[1])  # pyright: ignore
+
+    def adapter_gradients(
+        self,
+        x: torch.Tensor,
+        kept: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        low_grad: torch.Tensor | None,
+    ) -> Grads:
+        """dA and dB of every adapter in fp32."""
+        if low_grad is None:
+            return []
+        found = [(adapter, grad) for (_, adapter), grad in zip(self.adapted(), grads, strict=True) if adapter]
+        sizes = [len(adapter.lora_A) for adapter, _ in found]
+        a_grads = self.math.transposed_product(low_grad, x).split(sizes)
         b_grads = [
-            product_in_two(part.t(), grad).mul_(adapter.scale).t()
-            for (adapter, grad), part in zip(found, low.split(sizes, dim=1), strict=True)
+            self.math.transposed_product(grad, part, adapter.scale)
+            for (adapter, grad), part in zip(found, kept[0].split(sizes, dim=1), strict=True)
         ]
-        return x_grad, [grad for pair in zip(a_grads, b_grads, strict=True) for grad in pair]
+        return [grad for pair in zip(a_grads, b_grads, strict=True) for grad in pair]
 
 
 class Normed(torch.autograd.Function):
@@ -189,7 +191,7 @@ class FeedForward(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, norm: Norm, gate_up: Stack, down: Stack, *_: torch.Tensor) -> torch.Tensor:
         y = norm.forward(x)
         (gate, up), kept = gate_up.forward(y)
-        (output,), of_down = down.forward(F.silu(gate).mul_(up))
+        (output,), of_down = down.forward(norm.math.gated(gate, up))
         ctx.save_for_backward(x, gate, up, *kept, *of_down)
         ctx.parts, ctx.count = (norm, gate_up, down), len(kept)
         return output.add_(x)
@@ -198,19 +200,14 @@ class FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,), (norm, gate_up, down) = grads, ctx.parts
         x, gate, up, *kept = ctx.saved_tensors
-        # Computed again: it is as wide as the gate, a third of what would be kept.
-        active = F.silu(gate)
-        product = active * up
-        product_grad, of_down = down.backward(product, kept[ctx.count :], grads)
-        # Each result overwrites a tensor that is not needed any more, but none of its own factors: on a CPU, `mul_` may
-        # take twice as long.
-        up_grad = torch.mul(active, product_grad, out=product)
-        torch.mul(product_grad, up, out=active)
-        gate_grad = torch.ops.aten.silu_backward.grad_input(active, gate, grad_input=product_grad)
-        y = norm.forward(x)
-        y_grad, of_gate_up = gate_up.backward(y, kept[: ctx.count], (gate_grad, up_grad), ctx.needs_input_grad[0])
-        x_grad = None if y_grad is None else norm.backward(x, y_grad).add_(grad)
-        return x_grad, None, None, None, *of_gate_up, *of_down
+        kept, of_down = kept[: ctx.count], kept[ctx.count :]
+        low_grad = down.low_gradient(of_down, grads)
+        product_grad = down.input_gradient(of_down, grads, low_grad)
+        product, gate_grad, up_grad = norm.math.gated_gradients(gate, up, product_grad)
+        down_grads = down.adapter_gradients(product, of_down, grads, low_grad)
+        y_grad, gate_up_grads = gate_up.backward(norm.forward(x), kept, (gate_grad, up_grad), ctx.needs_input_grad[0])
+        x_grad = None if y_grad is None else norm.backward(x, y_grad, grad)
+        return x_grad, None, None, None, *gate_up_grads, *down_grads
 
 
 class Heads(torch.autograd.Function):
@@ -223,63 +220,33 @@ class Heads(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
         places: Places,
+        math: LayerMath,
     ) -> tuple[torch.Tensor, ...]:
-        """[n, heads, D] -> query [P, heads, Lp, D], key and value of the prompts; then, of each bucket of completions,
-        query [B', heads, L', D], key and value of Lp + L'"""
-        ctx.rotation, ctx.places = rotation, places
-        queries, keys, values = (
-            places.padded(part) for part in (rotated(query, rotation), rotated(key, rotation), value)
-        )
-        found = [part[0].contiguous() for part in (queries, keys, values)]
-        for number, owner in enumerate(places.owners, start=1):
-            joined = (torch.cat([parts[0][owner], parts[number]], dim=2) for parts in (keys, values))
-            found += [queries[number].contiguous(), *joined]
-        return tuple(found)
+        ctx.rotation, ctx.places, ctx.math = rotation, places, math
+        return tuple(math.heads(query, key, value, rotation, places))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        places: Places = ctx.places
-        query = places.joined(grads[::3])
-        key, value = (places.joined(added_to_prompts(grads[first::3], places)) for first in (1, 2))
-        return rotated_back(query, ctx.rotation), rotated_back(key, ctx.rotation), value, None, None
-
-
-def added_to_prompts(grads: Sequence[torch.Tensor], places: Places) -> list[torch.Tensor]:
-    """Gradients of the keys or values that attention saw in the prompts and in each bucket -> of the prompts' own and
-    of each bucket's own. What a bucket gives for those of its prompts is summed into the first."""
-    width, (of_prompts, *of_buckets) = places.prompts.shape[1], grads
-    for owner, grad in zip(places.owners, of_buckets, strict=True):
-        of_prompts = of_prompts.index_add(0, owner, grad[:, :, :width])
-    return [of_prompts, *(grad[:, :, width:] for grad in of_buckets)]
-
-
-def signed(sin: torch.Tensor) -> torch.Tensor:
-    """With the first half negative, because the halves of a head change places."""
-    half = sin.shape[-1] // 2
-    return torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-
-
-def rotated(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """[n, heads, D]; the halves change places, and the sine of the first one is negative."""
-    cos, signed_sin = rotation
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(signed_sin))
-
-
-def rotated_back(grad: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    cos, signed_sin = rotation
-    return (grad * cos).add_((grad * signed_sin).roll(grad.shape[-1] // 2, -1))
+        return *ctx.math.heads_gradients(grads, ctx.rotation, ctx.places), None, None, None
 
 
 class TrainedLayers:
     """The decoder."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: Any, math: LayerMath = TORCH_MATH) -> None:
         self.backbone = backbone
-        self.layers = [Layer(module) for module in backbone.layers]
+        self.math = math
+        self.layers = [Layer(module, math) for module in backbone.layers]
         self.recomputes = False
         """Keep what enters a layer and compute the rest again in the backward pass."""
+
+    def with_math(self, math: LayerMath) -> "TrainedLayers":
+        """The same layers, which compute with this between their products."""
+        found = TrainedLayers(self.backbone, math)
+        found.recomputes = self.recomputes
+        return found
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, places: Places, masks: Masks) -> torch.Tensor:
         """[n], [n], prompts first -> [n, H]"""
@@ -293,31 +260,30 @@ class TrainedLayers:
                 x: Any = again(layer, x, rotation, places, masks)
             else:
                 x = layer(x, rotation, places, masks)
-        return Norm.of(self.backbone.norm)(x)
+        return Norm.of(self.backbone.norm, self.math)(x)
 
 
 class Layer:
     """One decoder layer."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, math: LayerMath) -> None:
         attention, mlp = module.self_attn, module.mlp
-        self.attention = attention
-        self.norm_in, self.norm_mlp = Norm.of(module.input_layernorm), Norm.of(module.post_attention_layernorm)
+        self.attention, self.math = attention, math
+        self.norm_in = Norm.of(module.input_layernorm, math)
+        self.norm_mlp = Norm.of(module.post_attention_layernorm, math)
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.norm_q, self.norm_k = (norm and Norm.of(norm) for norm in norms)
-        self.qkv = Stack(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.gate_up, self.down = Stack(mlp.gate_proj, mlp.up_proj), Stack(mlp.down_proj)
-        self.out = Stack(attention.o_proj)
+        self.norm_q, self.norm_k = (norm and Norm.of(norm, math) for norm in norms)
+        stack = partial(Stack, math=math)
+        self.qkv, self.out = stack(attention.q_proj, attention.k_proj, attention.v_proj), stack(attention.o_proj)
+        self.gate_up, self.down = stack(mlp.gate_proj, mlp.up_proj), stack(mlp.down_proj)
 
-    def __call__(
-        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], places: Places, masks: Masks
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Rotation, places: Places, masks: Masks) -> torch.Tensor:
         """[n, H] -> [n, H]"""
         parts: Any = Normed.apply(x, self.norm_in, self.qkv, *self.qkv.parameters())
         query, key, value = (part.unflatten(1, (-1, self.attention.head_dim)) for part in parts)
         if self.norm_q and self.norm_k:
             query, key = self.norm_q(query), self.norm_k(key)
-        heads: Any = Heads.apply(query, key, value, rotation, places)
+        heads: Any = Heads.apply(query, key, value, rotation, places, self.math)
         seen = zip(range(0, len(heads), 3), (masks.prompts, *masks.completions), strict=True)
         mixed = places.joined(self.attend(heads[first : first + 3], mask) for first, mask in seen).flatten(1)
         x = Output.apply(x, mixed, self.out, *self.out.parameters())  # pyright: ignore[reportAssignmentType]
@@ -328,7 +294,7 @@ class Layer:
         """Query [B, heads, t, D], key and value [B, kv heads, L, D] -> [B, heads, t, D]"""
         # Read in each call: a check makes windows narrow.
         window = getattr(self.attention, "sliding_window", None)
-        options = {"scaling": self.attention.scaling, "sliding_window": window}
+        options = {"scaling": self.attention.scaling, "sliding_window": window, "math": self.math}
         query, key, value = heads
         return attention(self.attention, query, key, value, mask, **options)[0].transpose(1, 2)
 

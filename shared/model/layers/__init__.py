@@ -1,0 +1,1 @@
+"""A decoder's layers without their modules, and what they compute between their products."""
