@@ -154,15 +154,16 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     tokens = work.groups * (lengths.prompt + group * lengths.completion)
     largest = min(tokens, micro_batch_tokens(work))
     batches = tokens / largest
-    rates = speed.rates
+    rates, compiled = speed.rates, speed.rates.compiled if work.compiles else None
     used = used_tokens(work, largest)
     # Through modules, prompts and completions go one after the other.
     runs = (largest,) if shape.own_layers else (used, largest - used)
     products = shape.linear * sum(speed.product_s(rows) for rows in runs)
     # Half of it counts as forward, half as backward.
-    beside = other_layer_s(shape, rates.layer.update, largest) / 2
+    between_products = compiled.update if compiled and shape.own_layers else rates.layer.update
+    beside = other_layer_s(shape, between_products, largest) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
-    head = shape.vocabulary * shape.hidden * rates.head * used
+    head = shape.vocabulary * shape.hidden * (compiled.update_head if compiled else rates.head) * used
     with_gradient = (2 if work.batch.recomputes else 1) * forward + backward + head
     computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte

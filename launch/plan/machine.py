@@ -4,7 +4,8 @@
     packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
     coded       the same with codes where they are read, up to 32 rows (actor/engines/token_step/coded.py)
     eight bit   the same with weights in 8 bits where they are read (actor/engines/token_step/eight_bit.py)
-    compiled    products, head, layers and sampler of the token step in C (actor/engines/token_step/compiled)
+    compiled    products, head, layers and sampler of the token step in C (actor/engines/token_step/compiled), and head
+                and layers of an update with C code (shared/model/compiled)
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
@@ -50,7 +51,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 21
+FORMAT = 22
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -81,7 +82,7 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the token step in C."""
+    """Of the token step in C, and of an update that takes C code between its products."""
 
     product: tuple[float, ...]
     """Seconds per weight for each of ROWS."""
@@ -95,6 +96,10 @@ class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The same with sums of base and adapter."""
     sampler: float
     """Seconds per row and token of the vocabulary."""
+    update: OtherTimes
+    """As `LayerTimes.update`."""
+    update_head: float
+    """As `Rates.head`."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +122,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     eight_bit: tuple[float, ...]
     """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
     compiled: CompiledTimes | None
-    """Of the token step in C; None where it cannot be compiled."""
+    """Of C code; None where it cannot be compiled."""
     layer: LayerTimes
     """What a layer takes besides these products."""
 
@@ -246,8 +251,8 @@ def is_sound(speed: Speed) -> bool:
     layer, compiled = one.layer, one.compiled
     parts = [layer.token_step, layer.folded_token_step, layer.update]
     if compiled:
-        times += [*compiled.product, *compiled.coded, *compiled.head, compiled.sampler]
-        parts += [compiled.token_step, compiled.folded_token_step]
+        times += [*compiled.product, *compiled.coded, *compiled.head, compiled.sampler, compiled.update_head]
+        parts += [compiled.token_step, compiled.folded_token_step, compiled.update]
     times += [time for part in parts for time in (part.calls, part.per_value)]
     in_c = [compiled.product, compiled.coded or ROWS, compiled.head or ROWS] if compiled else []
     is_whole = all(len(times) == len(ROWS) for times in (one.product, one.packed, *in_c))

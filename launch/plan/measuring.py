@@ -41,20 +41,19 @@ from launch.plan.timed_compiled import compiled_times
 from launch.plan.timed_layers import (
     GROUP,
     NARROW,
-    PROMPT,
     TINY,
     TOKEN_STEP_PROMPTS,
-    TOKENS,
     VOCABULARY,
     WEIGHTS_BYTES,
     Best,
     TwoDepths,
-    micro_batch,
+    head_s,
+    head_values,
     solved,
     token_step,
+    update_times,
 )
 from shared.config.processes import CODED_ROWS
-from shared.model.head import token_stats
 from shared.model.products import product_of_largest
 from shared.model.sampler import draw
 from shared.process.determinism import pin_torch
@@ -62,15 +61,10 @@ from shared.process.determinism import pin_torch
 FRESH_BYTES = 128 * 2**20
 """More than the C library keeps when it is freed."""
 OUT, IN, BLOCK = 2048, 1024, 64
-HEAD_ROWS = 512
 ENOUGH_S = 0.08
 """Each measurement is repeated for about this long."""
 TRIED_ROWS, SLOW_S = 8, 0.02
 """A product of so few rows that takes longer is not measured with more."""
-UPDATE_PROMPTS = 4
-"""In a narrow layer. A tiny one has one prompt."""
-SLOW_LAYER_S = 0.02
-"""Where a tiny layer takes longer in an update, as with emulated bf16, a narrow one has one prompt too."""
 
 
 def best_time(*work: Callable[[], object]) -> float:
@@ -121,19 +115,13 @@ def measure_rates(dtype: Any) -> Rates:
     with torch.inference_mode():
         product = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs)
         gradient = gradient_time(grad, weights[:4]) / (OUT * IN)
-    # Logits as a model has them: probabilities so small that they are denormal would take many times as long.
-    head = (0.1 * torch.randn(VOCABULARY, IN)).to(dtype)
-    hidden = torch.randn(HEAD_ROWS, IN).to(dtype).requires_grad_()
-    targets = torch.randint(0, VOCABULARY, (HEAD_ROWS,))
-
-    def both_ways() -> None:
-        token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS).logprobs.sum().backward()
-
-    whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
+    head = head_values(IN, dtype)
+    hidden = torch.randn(SAMPLER_ROWS, IN).to(dtype)
+    whole = head_s(head, best_time)
     of_head = RowProduct(head)
     of_head.choose_side(is_right)
     with torch.inference_mode():
-        head_token_step = best_time(lambda: product_of_largest(hidden[:SAMPLER_ROWS], head, of_head)) / head.numel()
+        head_token_step = best_time(lambda: product_of_largest(hidden, head, of_head)) / head.numel()
         packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
     return Rates(
@@ -202,14 +190,6 @@ def token_step_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> Othe
     tiny_s, narrow_s = tiny.layer_s(best, token_step, 1), narrow.layer_s(best, token_step, TOKEN_STEP_PROMPTS)
     rows = TOKEN_STEP_PROMPTS * GROUP
     return solved(tiny_s, narrow_s, narrow.forward_s(best, rows), GROUP * tiny.outputs, rows * narrow.outputs)
-
-
-def update_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> OtherTimes:
-    tiny_s, group = tiny.layer_s(best, micro_batch, 1), PROMPT + GROUP * TOKENS
-    prompts = UPDATE_PROMPTS if tiny_s < SLOW_LAYER_S else 1
-    narrow_s, tokens = narrow.layer_s(best, micro_batch, prompts), prompts * group
-    products_s = narrow.forward_s(best, tokens) + narrow.backward_s(best, tokens)
-    return solved(tiny_s, narrow_s, products_s, group * tiny.outputs, tokens * narrow.outputs)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Measures the token step in C (actor/engines/token_step/compiled), as measuring.py does PyTorch's.
+"""Measures C code, as measuring.py does PyTorch's operations: the token step (actor/engines/token_step/compiled), and
+an update that takes it between its products (shared/model/compiled).
 
 What a step of a wide model takes beyond the other times is the time of its products: with dense weights and, in bf16,
 with codes. A head in 8 bits is multiplied and finished as in a run.
@@ -26,12 +27,16 @@ from launch.plan.timed_layers import (
     Best,
     MakeLayers,
     TwoDepths,
+    head_s,
+    head_values,
     small_policy,
     solved,
     token_step,
+    update_times,
 )
+from shared.model.compiled.kernels import load_kernels
 from shared.model.nf4 import BLOCK
-from shared.model.policy import Policy
+from shared.model.policy import Kernels, Policy
 from shared.process.processor import EIGHT_BIT_FLAG, VBMI_FLAG, read_flags
 from shared.run.run_dir import CPUINFO
 
@@ -43,11 +48,14 @@ CODE_BYTES = 0.5 + 4 / BLOCK
 def compiled_times(dtype: torch.dtype, best: Best) -> CompiledTimes | None:
     """None where it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
-        library = library_for(dtype, Path(folder))
-    if library is None:
+        library, found = library_for(dtype, Path(folder)), load_kernels(dtype, Path(folder))
+    if library is None or found is None:
         return None
     make = partial(CompiledLayers, library=library)
     tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
+    kernels = Kernels(sums=found.sums, math=found.math)
+    update = update_times(tiny.with_kernels(kernels), narrow.with_kernels(kernels), best)
+    update_head = head_s(head_values(WIDTH, dtype), best, found.sums)
     plain = folded = compiled_layer_times(tiny, narrow, make, best)
     logits, uniforms = torch.randn(SAMPLER_ROWS, VOCABULARY), torch.rand(SAMPLER_ROWS, dtype=torch.float64)
     drawn_s = best(partial(CompiledDraw(library), logits, uniforms)) / logits.numel()
@@ -61,7 +69,14 @@ def compiled_times(dtype: torch.dtype, best: Best) -> CompiledTimes | None:
         coded = wide_products(CODE_BYTES, dtype, partial(coded_layers, library=library), plain, best)
         head = head_times(library, dtype, best)
     return CompiledTimes(
-        product=product, coded=coded, head=head, token_step=plain, folded_token_step=folded, sampler=drawn_s
+        product=product,
+        coded=coded,
+        head=head,
+        token_step=plain,
+        folded_token_step=folded,
+        sampler=drawn_s,
+        update=update,
+        update_head=update_head,
     )
 
 
@@ -93,7 +108,7 @@ def wide_products(
     return few, *(wide_product_s(wide, make, rows // GROUP, other, best) for rows in ROWS[1:])
 
 
-def compiled_layer_times(tiny: "TwoDepths", narrow: "TwoDepths", make: MakeLayers, best: Best) -> OtherTimes:
+def compiled_layer_times(tiny: TwoDepths, narrow: TwoDepths, make: MakeLayers, best: Best) -> OtherTimes:
     """Of layers so small that their products count as a part of it."""
     call = partial(token_step, make=make)
     tiny_s, narrow_s = tiny.layer_s(best, call, 1), narrow.layer_s(best, call, TOKEN_STEP_PROMPTS)

@@ -20,7 +20,8 @@ from launch.plan.machine import OtherTimes
 from shared.base.architecture import empty_model
 from shared.base.load import filled_policy
 from shared.config.model import LoraConfig
-from shared.model.policy import Policy
+from shared.model.head import Sums, SumsOf, token_stats
+from shared.model.policy import Kernels, Policy
 from shared.model.sequences import Sequences
 
 SHALLOW, DEEP, TURNS = 2, 8, 3
@@ -33,6 +34,11 @@ VOCABULARY = 4096
 """Of the heads and logits that are timed."""
 TOKEN_STEP_PROMPTS = 16
 """In a narrow layer. A tiny one has one prompt."""
+UPDATE_PROMPTS = 4
+"""In a narrow layer. A tiny one has one prompt."""
+SLOW_LAYER_S = 0.02
+"""Where a tiny layer takes longer in an update, as with emulated bf16, a narrow one has one prompt too."""
+HEAD_ROWS = 512
 SLOW_CALL_S = 0.3
 """Calls that take longer have one turn."""
 Best = Callable[..., float]
@@ -73,6 +79,9 @@ class TwoDepths:
     @staticmethod
     def of(size: LayerSize, dtype: torch.dtype) -> "TwoDepths":
         return TwoDepths(shallow=small_policy(size, SHALLOW, dtype), deep=small_policy(size, DEEP, dtype))
+
+    def with_kernels(self, kernels: Kernels) -> "TwoDepths":
+        return TwoDepths(shallow=self.shallow.with_kernels(kernels), deep=self.deep.with_kernels(kernels))
 
     @property
     def outputs(self) -> int:
@@ -165,3 +174,28 @@ def solved(tiny_s: float, narrow_s: float, products_s: float, tiny_values: int, 
     counts as a tenth of the whole at least."""
     per_value = max(narrow_s - products_s - tiny_s, 0.1 * narrow_s) / (narrow_values - tiny_values)
     return OtherTimes(calls=max(tiny_s - per_value * tiny_values, 0.1 * tiny_s), per_value=per_value)
+
+
+def update_times(tiny: TwoDepths, narrow: TwoDepths, best: Best) -> OtherTimes:
+    tiny_s, group = tiny.layer_s(best, micro_batch, 1), PROMPT + GROUP * TOKENS
+    prompts = UPDATE_PROMPTS if tiny_s < SLOW_LAYER_S else 1
+    narrow_s, tokens = narrow.layer_s(best, micro_batch, prompts), prompts * group
+    products_s = narrow.forward_s(best, tokens) + narrow.backward_s(best, tokens)
+    return solved(tiny_s, narrow_s, products_s, group * tiny.outputs, tokens * narrow.outputs)
+
+
+def head_values(width: int, dtype: torch.dtype) -> torch.Tensor:
+    """[VOCABULARY, width] Logits are as a model has them: probabilities so small that they are denormal would take many
+    times as long."""
+    return (0.1 * torch.randn(VOCABULARY, width)).to(dtype)
+
+
+def head_s(head: torch.Tensor, best: Best, sums: SumsOf = Sums) -> float:
+    """Seconds per weight and row of logits with log-probs, forward and backward."""
+    hidden = torch.randn(HEAD_ROWS, head.shape[1]).to(head.dtype).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (HEAD_ROWS,))
+
+    def both_ways() -> None:
+        token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS, sums=sums).logprobs.sum().backward()
+
+    return best(both_ways) / (head.numel() * HEAD_ROWS)

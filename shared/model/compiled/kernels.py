@@ -102,12 +102,11 @@ class CompiledMath:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         for number, (bucket, rows) in enumerate(parts_of(places)):
             turn = rotation[0][rows], rotation[1][rows]
-            owner = places.owners[number - 1] if number else None
-            keys, values = (None if owner is None else part[owner] for part in (found[1:3] if number else (None, None)))
+            of_prompts = [part[places.owners[number - 1]] for part in found[1:3]] if number else [None, None]
             found += [
                 self.padded(bucket, query[rows], turn, None),
-                self.padded(bucket, key[rows], turn, keys),
-                self.padded(bucket, value[rows], None, values),
+                self.padded(bucket, key[rows], turn, of_prompts[0]),
+                self.padded(bucket, value[rows], None, of_prompts[1]),
             ]
         return found
 
@@ -149,8 +148,8 @@ class CompiledMath:
         return weights
 
     def score_gradients(self, weights: torch.Tensor, grad: torch.Tensor, scaling: float) -> torch.Tensor:
-        grad = grad.contiguous()
-        given = addresses(weights.contiguous(), grad)
+        weights, grad = weights.contiguous(), grad.contiguous()
+        given = addresses(weights, grad)
         self.library.score_gradients(*given, *rows_of(grad), scaling, torch.get_num_threads())
         return grad
 

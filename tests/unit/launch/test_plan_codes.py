@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from launch.plan.cost import chosen_work, work_of
-from launch.plan.duration import decode_s, step_time
+from launch.plan.duration import decode_s, step_time, update_s
 from launch.plan.machine import CompiledTimes, OtherTimes, Speed
 from launch.plan.memory import NF4_BYTES, host_memory, size_of
 from launch.plan.remedies import REFUSAL_MARGIN
@@ -87,7 +87,8 @@ def compiled_speed(**times: Any) -> Speed:
     """A machine with C code."""
     other = OtherTimes(calls=1e-5, per_value=1e-10)
     usual = {"product": (1e-9,) * 5, "coded": (25e-11,) * 5, "head": (1e-10,) * 5, "sampler": 1e-10}
-    compiled = CompiledTimes(token_step=other, folded_token_step=other, **usual | times)
+    usual |= {"token_step": other, "folded_token_step": other, "update": other, "update_head": 1e-12}
+    compiled = CompiledTimes(**usual | times)
     return structs.replace(SPEED, rates=structs.replace(RATES, compiled=compiled))
 
 
@@ -115,6 +116,19 @@ def test_c_code_has_a_head_of_its_own() -> None:
         decode_s(HALF, one, compiled_speed(head=(t,) * 5), groups=1, rows=8, lengths=LENGTHS) for t in (1e-10, 5e-10)
     )
     assert slow - quick == pytest.approx(64 * 4e-10 * 151_936 * 896, rel=0.01)
+
+
+def test_an_update_takes_the_time_of_c_code_unless_pytorch_is_asked_for() -> None:
+    in_c, plain = work(), work(compute={"kernels": "torch"})
+    assert update_s(HALF, in_c, SPEED) == update_s(HALF, plain, compiled_speed()) == update_s(HALF, plain, SPEED)
+    found = update_s(HALF, in_c, compiled_speed())
+    slower_head = update_s(HALF, in_c, compiled_speed(update_head=2e-12))
+    assert slower_head - found == pytest.approx(1e-12 * 151_936 * 896 * 8 * 64, rel=0.01)
+    more_calls = OtherTimes(calls=1e-3 + 1e-5, per_value=1e-10)
+    slower_layers = update_s(HALF, in_c, compiled_speed(update=more_calls))
+    assert slower_layers - found == pytest.approx(1e-3 * HALF.layers, rel=0.01)
+    modules = replace(HALF, own_layers=False)
+    assert update_s(modules, in_c, compiled_speed(update=more_calls)) == update_s(modules, in_c, compiled_speed())
 
 
 def test_actors_share_the_files_with_codes() -> None:
