@@ -37,6 +37,20 @@ INLINE void store_some(value *to, lanes x, int64_t count) {
 
 INLINE lanes sigmoid(lanes x) { return 1.0f / (1.0f + exp_of(-x)); }
 
+#define BLOCK 32 /* rows and columns, few enough that both matrices stay in the nearest cache */
+
+/* [width][rows] -> [rows][width] */
+void by_rows(const value *x, value *out, int64_t rows, int64_t width, int64_t threads) {
+  int64_t across = (width + BLOCK - 1) / BLOCK, blocks = (rows + BLOCK - 1) / BLOCK * across;
+#pragma omp parallel for schedule(static) num_threads(useful(threads, rows * width))
+  for (int64_t block = 0; block < blocks; block++) {
+    int64_t row = block / across * BLOCK, column = block % across * BLOCK;
+    int64_t last_row = smaller(row + BLOCK, rows), last_column = smaller(column + BLOCK, width);
+    for (int64_t i = row; i < last_row; i++)
+      for (int64_t j = column; j < last_column; j++) out[i * width + j] = x[j * rows + i];
+  }
+}
+
 /* Norms */
 
 static float inverse_rms(const value *x, int64_t width, double eps) {

@@ -3,7 +3,7 @@
 PyTorch takes two to nine operations for each of them. In bf16 with 564 rows of half a billion parameters, they took a
 third of an update; these take a tenth of it (benchmarks/update_bound.py).
 
-Functions read matrices row after row, so what lies column by column, as some products of few rows give it, is copied.
+Functions read matrices row after row, so what lies column by column, as products of few rows give it, is copied first.
 They are compared with PyTorch's operations each time a library is opened, because a compiler may have faults.
 """
 
@@ -24,6 +24,7 @@ from shared.model.sequences import Bucket, Places
 
 SOURCE = Source(name="kernels", main=Path(__file__).with_name("kernels.c"))
 ARGUMENTS = {
+    "by_rows": [*[ADDRESS] * 2, *[INTEGER] * 3],
     "norm": [*[ADDRESS] * 3, INTEGER, INTEGER, NUMBER, INTEGER],
     "norm_gradient": [*[ADDRESS] * 5, INTEGER, INTEGER, NUMBER, INTEGER],
     "gated": [*[ADDRESS] * 3, INTEGER, INTEGER],
@@ -66,6 +67,13 @@ class CompiledMath:
         if self.has_tiles:
             library.transposed_product.argtypes = [*[ADDRESS] * 4, *[INTEGER] * 5, NUMBER, INTEGER]
             library.transposed_product.restype = None
+
+    def by_rows(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_contiguous() or not x.t().is_contiguous():
+            return x.contiguous()
+        found = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.library.by_rows(*addresses(x, found), *x.shape, torch.get_num_threads())
+        return found
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
@@ -215,6 +223,7 @@ def examples(math: LayerMath, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     x, grad, added, weight = drawn(count, size), drawn(count, size), drawn(count, size), drawn(size)
     rotation = drawn(count, 1, size), drawn(count, 1, size)
     named = {
+        "order of a matrix": [math.by_rows(x.t())],
         "norm": [math.norm(x, weight, 1e-6)],
         "gradient of a norm": [math.norm_gradient(x, weight, 1e-6, grad, added)],
         "product of the gate": [math.gated(x, grad)],

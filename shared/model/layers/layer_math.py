@@ -28,6 +28,10 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class LayerMath(Protocol):
     """Arguments stay as they are unless it says otherwise."""
 
+    def by_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, m] in the order in memory that the other functions want"""
+        ...
+
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Over the last dimension."""
         ...
@@ -73,6 +77,9 @@ class LayerMath(Protocol):
 
 class TorchMath:
     """On a CPU and on a card."""
+
+    def by_rows(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """In bf16 the module rounds before it multiplies by the weight. On a card, one kernel does all of it and rounds
