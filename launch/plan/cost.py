@@ -117,6 +117,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         divides=compute.divides_base,
         divides_moments=compute.divides_moments,
         in_turns=config.environment.in_turns,
+        canary_tokens=config.guard.canary_tokens,
         compiles=compute.compiles,
         packs=packs and config.actor.token_step != "compiled",
     )

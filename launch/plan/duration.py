@@ -2,9 +2,10 @@
 
     rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + what
               layers do besides products) x orders / actors that compute at once; nothing in a warm start
-    update    micro-batches x (passes with gradient x weights x (product forward, once more if recomputed, gradient
-              backward) + passes without it x weights x product forward, each with head and what layers do besides)
-              / ranks of the learner, as if there were cores for all, + updates x optimizer
+    update    sum over micro-batches of (passes with gradient x weights x (product forward, once more if recomputed,
+              gradient backward) + passes without it x weights x product forward, each with head and what layers do
+              besides) / ranks of the learner, as if there were cores for all, + updates x optimizer + publishing
+    publish   sha256 of the adapter and the canary; an actor installs it with the canary, in bf16 with two
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
 an update costs its arithmetic. What layers do besides products takes a time for each layer, and one for each value that
@@ -28,7 +29,7 @@ from launch.plan.memory import (
     update_items,
     used_tokens,
 )
-from launch.plan.shape import Lengths, ModelShape, adapter_bytes
+from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes
 from launch.plan.work import Work
 
 TOKEN_STEP_CALLS = 500
@@ -43,6 +44,8 @@ ORDER_S = 0.02
 """Messages, journal and scoring of an order."""
 BETWEEN_S = 0.03
 """Messages, journal and metrics of a step."""
+HASHED_BYTE_S = 1e-9
+"""To copy a byte of the adapter and take it into a sha256."""
 START_S = 6.0
 """Until the first step begins: imports, base, checks."""
 
@@ -57,10 +60,12 @@ class StepTime:
     """The learner's part."""
     overlaps: bool
     """Whether both are at the same time."""
+    install: float = 0.0
+    """Until an actor has the new adapter."""
 
     @property
     def step(self) -> float:
-        parts = (self.rollout, self.update)
+        parts = (self.install + self.rollout, self.update)
         return BETWEEN_S + (max(parts) if self.overlaps else sum(parts))
 
 
@@ -71,7 +76,8 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
     rows = work.order_groups * work.rollout.group
     rollout = rounds * decode_s(shape, work, actor, groups=work.order_groups, rows=rows, lengths=work.lengths)
     rollout = rollout + orders * ORDER_S if work.samples else 0.0
-    return StepTime(rollout=rollout, update=update_s(shape, work, learner), overlaps=work.overlaps)
+    update = update_s(shape, work, learner)
+    return StepTime(rollout=rollout, update=update, overlaps=work.overlaps, install=install_s(shape, work, actor))
 
 
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
@@ -150,25 +156,55 @@ def other_layer_s(shape: ModelShape, times: OtherTimes, tokens: float) -> float:
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     """All passes over a step, and the optimizer."""
-    lengths, group, passes = work.lengths, work.rollout.group, work.passes
+    lengths, group = work.lengths, work.rollout.group
     tokens = work.groups * (lengths.prompt + group * lengths.completion)
     largest = min(tokens, micro_batch_tokens(work))
-    batches = tokens / largest
-    rates, compiled = speed.rates, speed.rates.compiled if work.compiles else None
-    used = used_tokens(work, largest)
+    whole, rest = divmod(tokens, largest)
+    computed = whole * micro_batch_s(shape, work, speed, largest)
+    if rest >= 1:
+        computed += micro_batch_s(shape, work, speed, rest)
+    optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte
+    fresh = speed.fresh * size_of(update_items(shape, work))
+    return computed / work.ranks + work.passes.updates * optimizer + fresh + publish_s(shape, work, speed)
+
+
+def micro_batch_s(shape: ModelShape, work: Work, speed: Speed, tokens: float) -> float:
+    """All passes over so many tokens."""
+    rates, passes = speed.rates, work.passes
+    compiled = rates.compiled if work.compiles else None
+    used = used_tokens(work, tokens)
     # Through modules, prompts and completions go one after the other.
-    runs = (largest,) if shape.own_layers else (used, largest - used)
+    runs = (tokens,) if shape.own_layers else (used, tokens - used)
     products = shape.linear * sum(speed.product_s(rows) for rows in runs)
     # Half of it counts as forward, half as backward.
     between_products = compiled.update if compiled and shape.own_layers else rates.layer.update
-    beside = other_layer_s(shape, between_products, largest) / 2
+    beside = other_layer_s(shape, between_products, tokens) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
     head = shape.vocabulary * shape.hidden * (compiled.update_head if compiled else rates.head) * used
     with_gradient = (2 if work.batch.recomputes else 1) * forward + backward + head
-    computed = passes.gradient * with_gradient + passes.forward * (forward + head / 2)
-    optimizer = OPTIMIZER_PASSES * adapter_bytes(work.lora_rank, shape) * speed.byte
-    fresh = speed.fresh * size_of(update_items(shape, work))
-    return batches / work.ranks * computed + passes.updates * optimizer + fresh
+    return passes.gradient * with_gradient + passes.forward * (forward + head / 2)
+
+
+def publish_s(shape: ModelShape, work: Work, speed: Speed) -> float:
+    """A checkpoint's file is made and hashed, and so is what the actors get."""
+    value_bytes = FP32_BYTES + work.sent_value_bytes[work.dtype]
+    hashed = HASHED_BYTE_S * value_bytes * work.lora_rank * shape.adapter
+    return hashed + canary_s(shape, work, speed)
+
+
+def install_s(shape: ModelShape, work: Work, speed: Speed) -> float:
+    if not work.samples:
+        return 0.0
+    hashed = HASHED_BYTE_S * work.sent_value_bytes[work.dtype] * work.lora_rank * shape.adapter
+    return hashed + (2 if work.dtype == "bf16" else 1) * canary_s(shape, work, speed)
+
+
+def canary_s(shape: ModelShape, work: Work, speed: Speed) -> float:
+    """Log-probs of a few tokens: nearly all of it is calls and reading the weights."""
+    if not work.canary_tokens:
+        return 0.0
+    weights = shape.linear + shape.vocabulary * shape.hidden
+    return weights * speed.product_s(work.canary_tokens) + shape.layers * speed.rates.layer.update.calls / 2
 
 
 def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:

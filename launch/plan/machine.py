@@ -51,7 +51,7 @@ from shared.process.processor import cores_here, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 22
+FORMAT = 24
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0

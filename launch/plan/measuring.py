@@ -17,12 +17,12 @@ Left out: the products of a tiny layer, ranks other than the default, an adapter
 that small prompts are copied to their rows, which takes fewer calls.
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -45,7 +45,7 @@ from launch.plan.timed_layers import (
     TOKEN_STEP_PROMPTS,
     VOCABULARY,
     WEIGHTS_BYTES,
-    Best,
+    Timed,
     TwoDepths,
     head_s,
     head_values,
@@ -67,23 +67,23 @@ TRIED_ROWS, SLOW_S = 8, 0.02
 """A product of so few rows that takes longer is not measured with more."""
 
 
-def best_time(*work: Callable[[], object]) -> float:
-    """Seconds of the fastest call, so that other programs disturb little. All are called in turn for a while; the
-    first round does not count. Of calls that take longer than that, two are made."""
+def usual_time(*work: Callable[[], object]) -> float:
+    """Seconds of a call, the median. The fastest one would be of moments that a run does not consist of. All are called
+    in turn for a while; the first round does not count. Of calls that take longer than that, two are made."""
     until = time.perf_counter() + ENOUGH_S
     for call in work:
         call()
         if time.perf_counter() >= until:
             break
-    best, until = math.inf, time.perf_counter() + ENOUGH_S
+    found, until = list[float](), time.perf_counter() + ENOUGH_S
     for call in cycle(work):
         start = time.perf_counter()
         call()
         end = time.perf_counter()
-        best = min(best, end - start)
+        found.append(end - start)
         if end >= until:
             break
-    return best
+    return median(found)
 
 
 def measure(threads: int, dtype: str) -> Speed:
@@ -94,10 +94,10 @@ def measure(threads: int, dtype: str) -> Speed:
     uniforms = torch.rand(SAMPLER_ROWS, dtype=torch.float64)
     small, large = torch.randn(8, 8), torch.randn(4 * 2**20)
     with torch.inference_mode():
-        sampler = best_time(lambda: draw(logits, uniforms)) / logits.numel()
-        operation = best_time(lambda: [small + small for _ in range(100)]) / 100
-        byte = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
-        fresh = best_time(lambda: torch.empty(FRESH_BYTES, dtype=torch.uint8).fill_(1)) / FRESH_BYTES
+        sampler = usual_time(lambda: draw(logits, uniforms)) / logits.numel()
+        operation = usual_time(lambda: [small + small for _ in range(100)]) / 100
+        byte = usual_time(lambda: large * 2.0) / (2 * 4 * large.numel())
+        fresh = usual_time(lambda: torch.empty(FRESH_BYTES, dtype=torch.uint8).fill_(1)) / FRESH_BYTES
     rates = measure_rates({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
     return Speed(rates=rates, sampler=sampler, operation=operation, byte=byte, fresh=fresh)
 
@@ -113,17 +113,17 @@ def measure_rates(dtype: Any) -> Rates:
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
     grad = torch.randn(ROWS[-1], OUT).to(dtype)
     with torch.inference_mode():
-        product = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs)
+        product = tuple(usual_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs)
         gradient = gradient_time(grad, weights[:4]) / (OUT * IN)
     head = head_values(IN, dtype)
     hidden = torch.randn(SAMPLER_ROWS, IN).to(dtype)
-    whole = head_s(head, best_time)
+    whole = head_s(head, usual_time)
     of_head = RowProduct(head)
     of_head.choose_side(is_right)
     with torch.inference_mode():
-        head_token_step = best_time(lambda: product_of_largest(hidden, head, of_head)) / head.numel()
+        head_token_step = usual_time(lambda: product_of_largest(hidden, head, of_head)) / head.numel()
         packing = time_to_pack(every) if packs else 0.0
-        packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
+        packed = tuple(usual_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
     return Rates(
         product=product,
         gradient=gradient,
@@ -133,8 +133,8 @@ def measure_rates(dtype: Any) -> Rates:
         packing=packing,
         coded=coded_times(dtype, xs),
         eight_bit=eight_bit_times(dtype, xs),
-        compiled=compiled_times(dtype, best_time),
-        layer=layer_times(dtype, best_time),
+        compiled=compiled_times(dtype, usual_time),
+        layer=layer_times(dtype, usual_time),
     )
 
 
@@ -148,7 +148,7 @@ def coded_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
         CodedWeight(codes=torch.randint(256, (OUT, IN // 2), dtype=torch.uint8), scales=scales) for _ in range(count)
     ]
     few = [x for x in xs if len(x) <= CODED_ROWS]
-    return tuple(best_time(*(partial(one.product, x, None) for one in weights)) / (OUT * IN) for x in few)
+    return tuple(usual_time(*(partial(one.product, x, None) for one in weights)) / (OUT * IN) for x in few)
 
 
 def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
@@ -156,15 +156,15 @@ def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
     if dtype != torch.bfloat16 or not multiplies_eight_bits():
         return ()
     heads = [EightBitHead.of(torch.randn(OUT, IN)) for _ in range(WEIGHTS_BYTES // (OUT * IN))]
-    return tuple(best_time(*(partial(one, x) for one in heads)) / (OUT * IN) for x in xs)
+    return tuple(usual_time(*(partial(one, x) for one in heads)) / (OUT * IN) for x in xs)
 
 
 def gradient_time(grad: Any, weights: Sequence[Any]) -> float:
     """Seconds of `dy W`. Processors without units for bf16 take seconds for 512 rows, and 64 times as long as for 8."""
-    few = best_time(partial(grad[:TRIED_ROWS].matmul, weights[0]))
+    few = usual_time(partial(grad[:TRIED_ROWS].matmul, weights[0]))
     if few > SLOW_S:
         return few * len(grad) / TRIED_ROWS
-    return best_time(*(partial(grad.matmul, weight) for weight in weights))
+    return usual_time(*(partial(grad.matmul, weight) for weight in weights))
 
 
 def time_to_pack(products: Sequence[Any]) -> float:
@@ -175,21 +175,21 @@ def time_to_pack(products: Sequence[Any]) -> float:
     return (time.perf_counter() - start) / sum(product.dense.numel() for product in products)
 
 
-def layer_times(dtype: torch.dtype, best: Best) -> LayerTimes:
+def layer_times(dtype: torch.dtype, timed: Timed) -> LayerTimes:
     tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
-    plain, update = token_step_times(tiny, narrow, best), update_times(tiny, narrow, best)
+    plain, update = token_step_times(tiny, narrow, timed), update_times(tiny, narrow, timed)
     if dtype != torch.float32:
         # Only fp32 weights are summed with the adapter.
         return LayerTimes(token_step=plain, folded_token_step=plain, update=update)
     for policy in (tiny.shallow, tiny.deep, narrow.shallow, narrow.deep):
         policy.adapter.fold()
-    return LayerTimes(token_step=plain, folded_token_step=token_step_times(tiny, narrow, best), update=update)
+    return LayerTimes(token_step=plain, folded_token_step=token_step_times(tiny, narrow, timed), update=update)
 
 
-def token_step_times(tiny: "TwoDepths", narrow: "TwoDepths", best: Best) -> OtherTimes:
-    tiny_s, narrow_s = tiny.layer_s(best, token_step, 1), narrow.layer_s(best, token_step, TOKEN_STEP_PROMPTS)
+def token_step_times(tiny: "TwoDepths", narrow: "TwoDepths", timed: Timed) -> OtherTimes:
+    tiny_s, narrow_s = tiny.layer_s(timed, token_step, 1), narrow.layer_s(timed, token_step, TOKEN_STEP_PROMPTS)
     rows = TOKEN_STEP_PROMPTS * GROUP
-    return solved(tiny_s, narrow_s, narrow.forward_s(best, rows), GROUP * tiny.outputs, rows * narrow.outputs)
+    return solved(tiny_s, narrow_s, narrow.forward_s(timed, rows), GROUP * tiny.outputs, rows * narrow.outputs)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from launch.plan.timed_layers import (
     VOCABULARY,
     WEIGHTS_BYTES,
     WIDE,
-    Best,
     MakeLayers,
+    Timed,
     TwoDepths,
     head_s,
     head_values,
@@ -45,7 +45,7 @@ CODE_BYTES = 0.5 + 4 / BLOCK
 """Of a weight as codes, with its scale."""
 
 
-def compiled_times(dtype: torch.dtype, best: Best) -> CompiledTimes | None:
+def compiled_times(dtype: torch.dtype, timed: Timed) -> CompiledTimes | None:
     """None where it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
         library, found = library_for(dtype, Path(folder)), load_kernels(dtype, Path(folder))
@@ -54,20 +54,20 @@ def compiled_times(dtype: torch.dtype, best: Best) -> CompiledTimes | None:
     make = partial(CompiledLayers, library=library)
     tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
     kernels = Kernels(sums=found.sums, math=found.math)
-    update = update_times(tiny.with_kernels(kernels), narrow.with_kernels(kernels), best)
-    update_head = head_s(head_values(WIDTH, dtype), best, found.sums)
-    plain = folded = compiled_layer_times(tiny, narrow, make, best)
+    update = update_times(tiny.with_kernels(kernels), narrow.with_kernels(kernels), timed)
+    update_head = head_s(head_values(WIDTH, dtype), timed, found.sums)
+    plain = folded = compiled_layer_times(tiny, narrow, make, timed)
     logits, uniforms = torch.randn(SAMPLER_ROWS, VOCABULARY), torch.rand(SAMPLER_ROWS, dtype=torch.float64)
-    drawn_s = best(partial(CompiledDraw(library), logits, uniforms)) / logits.numel()
-    product = wide_products(dtype.itemsize, dtype, make, plain, best)
+    drawn_s = timed(partial(CompiledDraw(library), logits, uniforms)) / logits.numel()
+    product = wide_products(dtype.itemsize, dtype, make, plain, timed)
     coded = head = ()
     if dtype == torch.float32:
         for policy in (tiny.shallow, tiny.deep, narrow.shallow, narrow.deep):
             policy.adapter.fold()
-        folded = compiled_layer_times(tiny, narrow, make, best)
+        folded = compiled_layer_times(tiny, narrow, make, timed)
     elif {VBMI_FLAG, EIGHT_BIT_FLAG} <= read_flags(CPUINFO):
-        coded = wide_products(CODE_BYTES, dtype, partial(coded_layers, library=library), plain, best)
-        head = head_times(library, dtype, best)
+        coded = wide_products(CODE_BYTES, dtype, partial(coded_layers, library=library), plain, timed)
+        head = head_times(library, dtype, timed)
     return CompiledTimes(
         product=product,
         coded=coded,
@@ -91,33 +91,33 @@ def coded_layers(policy: Policy, library: Library) -> CompiledLayers:
     return CompiledLayers(policy, library, cache(codes_of))
 
 
-def head_times(library: Library, dtype: torch.dtype, best: Best) -> tuple[float, ...]:
+def head_times(library: Library, dtype: torch.dtype, timed: Timed) -> tuple[float, ...]:
     """Seconds per weight for each of ROWS."""
     weight = torch.randn(VOCABULARY, WIDTH).to(dtype).repeat(WEIGHTS_BYTES // (VOCABULARY * WIDTH), 1)
     logits_of = CompiledHead(library, TiledHead.of(weight), weight)
-    return tuple(best(partial(logits_of, torch.randn(rows, WIDTH).to(dtype))) / weight.numel() for rows in ROWS)
+    return tuple(timed(partial(logits_of, torch.randn(rows, WIDTH).to(dtype))) / weight.numel() for rows in ROWS)
 
 
 def wide_products(
-    weight_bytes: float, dtype: torch.dtype, make: MakeLayers, other: OtherTimes, best: Best
+    weight_bytes: float, dtype: torch.dtype, make: MakeLayers, other: OtherTimes, timed: Timed
 ) -> tuple[float, ...]:
     """Seconds per weight for each of ROWS. weight_bytes: of a weight as it is read."""
     wide = small_policy(WIDE, max(1, int(WEIGHTS_BYTES / (WIDE.weights * weight_bytes))), dtype)
     # Fewer rows take as long.
-    few = wide_product_s(wide, make, 1, other, best)
-    return few, *(wide_product_s(wide, make, rows // GROUP, other, best) for rows in ROWS[1:])
+    few = wide_product_s(wide, make, 1, other, timed)
+    return few, *(wide_product_s(wide, make, rows // GROUP, other, timed) for rows in ROWS[1:])
 
 
-def compiled_layer_times(tiny: TwoDepths, narrow: TwoDepths, make: MakeLayers, best: Best) -> OtherTimes:
+def compiled_layer_times(tiny: TwoDepths, narrow: TwoDepths, make: MakeLayers, timed: Timed) -> OtherTimes:
     """Of layers so small that their products count as a part of it."""
     call = partial(token_step, make=make)
-    tiny_s, narrow_s = tiny.layer_s(best, call, 1), narrow.layer_s(best, call, TOKEN_STEP_PROMPTS)
+    tiny_s, narrow_s = tiny.layer_s(timed, call, 1), narrow.layer_s(timed, call, TOKEN_STEP_PROMPTS)
     return solved(tiny_s, narrow_s, 0.0, GROUP * tiny.outputs, TOKEN_STEP_PROMPTS * GROUP * narrow.outputs)
 
 
-def wide_product_s(policy: Policy, make: MakeLayers, prompts: int, other: OtherTimes, best: Best) -> float:
+def wide_product_s(policy: Policy, make: MakeLayers, prompts: int, other: OtherTimes, timed: Timed) -> float:
     """Seconds per weight: what a step takes beyond the other times, a third of it at least."""
-    step_s, linears = best(token_step(policy, prompts, make=make)), policy.adapter.layers.values()
+    step_s, linears = timed(token_step(policy, prompts, make=make)), policy.adapter.layers.values()
     weights = sum(one.base.matmul.dense.numel() for one in linears if one.base.matmul.dense is not None)
     values = prompts * GROUP * sum(len(one.lora_B) for one in linears)
     beside = policy.config.num_hidden_layers * other.calls + values * other.per_value

@@ -8,6 +8,8 @@ A layer's time is the difference between a deep and a shallow model, divided by 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
 import torch
 from transformers import LlamaConfig
@@ -34,15 +36,18 @@ VOCABULARY = 4096
 """Of the heads and logits that are timed."""
 TOKEN_STEP_PROMPTS = 16
 """In a narrow layer. A tiny one has one prompt."""
-UPDATE_PROMPTS = 4
+USUAL = 64
+"""Tokens of a prompt and of a completion in the narrow layer of an update, whose values then cost what they do in
+attention over sequences of some length."""
+UPDATE_PROMPTS = 2
 """In a narrow layer. A tiny one has one prompt."""
 SLOW_LAYER_S = 0.02
 """Where a tiny layer takes longer in an update, as with emulated bf16, a narrow one has one prompt too."""
 HEAD_ROWS = 512
 SLOW_CALL_S = 0.3
 """Calls that take longer have one turn."""
-Best = Callable[..., float]
-"""Seconds of the fastest call."""
+Timed = Callable[..., float]
+"""Seconds of a call."""
 MakeCall = Callable[[Policy, int], Callable[[], object]]
 """From a policy and a number of prompts, the call that is timed."""
 MakeLayers = Callable[[Policy], Layers | CompiledLayers]
@@ -88,25 +93,25 @@ class TwoDepths:
         """Of a layer's products, for one row."""
         return sum(len(linear.lora_B) for linear in self.deep.adapter.layers.values()) // DEEP
 
-    def layer_s(self, best: Best, make: MakeCall, prompts: int) -> float:
+    def layer_s(self, timed: Timed, make: MakeCall, prompts: int) -> float:
         few, many = make(self.shallow, prompts), make(self.deep, prompts)
-        short, long = best(few), best(many)
         # In turns, since a machine is slower for a while, and the difference is small.
-        for _ in range(TURNS - 1 if long < SLOW_CALL_S else 0):
-            short, long = min(short, best(few)), min(long, best(many))
+        turns = [(timed(few), timed(many))]
+        turns += [(timed(few), timed(many)) for _ in range(TURNS - 1 if turns[0][1] < SLOW_CALL_S else 0)]
+        short, long = (median(times) for times in zip(*turns, strict=True))
         return max(long - short, 0.1 * long) / (DEEP - SHALLOW)
 
-    def forward_s(self, best: Best, rows: int) -> float:
+    def forward_s(self, timed: Timed, rows: int) -> float:
         """Of a layer's products with the base."""
         linears = self.deep.adapter.layers.values()
         pairs = [(one.base.matmul, self.random(rows, one.lora_A.shape[1])) for one in linears]
-        return best(torch.inference_mode()(lambda: [matmul(x, None) for matmul, x in pairs])) / DEEP
+        return timed(torch.inference_mode()(lambda: [matmul(x, None) for matmul, x in pairs])) / DEEP
 
-    def backward_s(self, best: Best, rows: int) -> float:
+    def backward_s(self, timed: Timed, rows: int) -> float:
         """Of the products that give the gradients of their inputs."""
         linears = self.deep.adapter.layers.values()
         pairs = [(one.base.matmul, self.random(rows, len(one.lora_B))) for one in linears]
-        return best(torch.inference_mode()(lambda: [matmul.input_gradient(grad) for matmul, grad in pairs])) / DEEP
+        return timed(torch.inference_mode()(lambda: [matmul.input_gradient(grad) for matmul, grad in pairs])) / DEEP
 
     def random(self, rows: int, width: int) -> torch.Tensor:
         return torch.randn(rows, width).to(self.deep.dtype)
@@ -152,13 +157,13 @@ def token_step(policy: Policy, prompts: int, make: MakeLayers = Layers) -> Calla
     return work
 
 
-def micro_batch(policy: Policy, prompts: int) -> Callable[[], object]:
+def micro_batch(policy: Policy, prompts: int, prompt: int = PROMPT, tokens: int = TOKENS) -> Callable[[], object]:
     """Groups that share a prompt each."""
     policy.adapter.requires_grad()
     sequences = Sequences(
-        prompts=torch.arange(PROMPT).repeat(prompts, 1),
-        lengths=torch.full((prompts,), PROMPT),
-        completions=torch.arange(TOKENS).repeat(prompts * GROUP, 1),
+        prompts=torch.arange(prompt).repeat(prompts, 1),
+        lengths=torch.full((prompts,), prompt),
+        completions=torch.arange(tokens).repeat(prompts * GROUP, 1),
         owner=torch.arange(prompts).repeat_interleave(GROUP),
     )
 
@@ -176,12 +181,13 @@ def solved(tiny_s: float, narrow_s: float, products_s: float, tiny_values: int, 
     return OtherTimes(calls=max(tiny_s - per_value * tiny_values, 0.1 * tiny_s), per_value=per_value)
 
 
-def update_times(tiny: TwoDepths, narrow: TwoDepths, best: Best) -> OtherTimes:
-    tiny_s, group = tiny.layer_s(best, micro_batch, 1), PROMPT + GROUP * TOKENS
+def update_times(tiny: TwoDepths, narrow: TwoDepths, timed: Timed) -> OtherTimes:
+    tiny_s = tiny.layer_s(timed, micro_batch, 1)
     prompts = UPDATE_PROMPTS if tiny_s < SLOW_LAYER_S else 1
-    narrow_s, tokens = narrow.layer_s(best, micro_batch, prompts), prompts * group
-    products_s = narrow.forward_s(best, tokens) + narrow.backward_s(best, tokens)
-    return solved(tiny_s, narrow_s, products_s, group * tiny.outputs, tokens * narrow.outputs)
+    narrow_s = narrow.layer_s(timed, partial(micro_batch, prompt=USUAL, tokens=USUAL), prompts)
+    tokens = prompts * (USUAL + GROUP * USUAL)
+    products_s = narrow.forward_s(timed, tokens) + narrow.backward_s(timed, tokens)
+    return solved(tiny_s, narrow_s, products_s, (PROMPT + GROUP * TOKENS) * tiny.outputs, tokens * narrow.outputs)
 
 
 def head_values(width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -190,7 +196,7 @@ def head_values(width: int, dtype: torch.dtype) -> torch.Tensor:
     return (0.1 * torch.randn(VOCABULARY, width)).to(dtype)
 
 
-def head_s(head: torch.Tensor, best: Best, sums: SumsOf = Sums) -> float:
+def head_s(head: torch.Tensor, timed: Timed, sums: SumsOf = Sums) -> float:
     """Seconds per weight and row of logits with log-probs, forward and backward."""
     hidden = torch.randn(HEAD_ROWS, head.shape[1]).to(head.dtype).requires_grad_()
     targets = torch.randint(0, VOCABULARY, (HEAD_ROWS,))
@@ -198,4 +204,4 @@ def head_s(head: torch.Tensor, best: Best, sums: SumsOf = Sums) -> float:
     def both_ways() -> None:
         token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS, sums=sums).logprobs.sum().backward()
 
-    return best(both_ways) / (head.numel() * HEAD_ROWS)
+    return timed(both_ways) / (head.numel() * HEAD_ROWS)

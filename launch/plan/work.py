@@ -59,6 +59,8 @@ class Work:
     """Whether each rank has AdamW's moments of a part of the adapter, and the sum of its gradients."""
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
+    canary_tokens: int = 0
+    """That both processes compute log-probs of for each new adapter."""
     compiles: bool = True
     """Whether C code computes what an update needs between its products, where it can be compiled."""
     packs: bool = True

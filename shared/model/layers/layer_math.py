@@ -106,11 +106,10 @@ class TorchMath:
 
     def gated_gradients(self, gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor) -> Three:
         active = F.silu(gate)
-        product, up_grad = active * up, active * grad
-        # It overwrites a tensor that is not needed any more, but none of its own factors: on a CPU, `mul_` may take
-        # twice as long.
-        torch.mul(grad, up, out=active)
-        return product, torch.ops.aten.silu_backward.grad_input(active, gate, grad_input=active), up_grad
+        # Each result but this one overwrites what is not needed any more.
+        up_grad = active * grad
+        product, slope = active.mul_(up), grad.mul_(up)
+        return product, torch.ops.aten.silu_backward.grad_input(slope, gate, grad_input=slope), up_grad
 
     def heads(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotation: Rotation, places: Places

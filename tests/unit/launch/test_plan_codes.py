@@ -7,11 +7,21 @@ import pytest
 from msgspec import structs
 
 from launch.plan.cost import chosen_work, work_of
-from launch.plan.duration import decode_s, step_time, update_s
+from launch.plan.duration import (
+    BETWEEN_S,
+    HASHED_BYTE_S,
+    decode_s,
+    install_s,
+    micro_batch_s,
+    publish_s,
+    step_time,
+    update_s,
+)
 from launch.plan.machine import CompiledTimes, OtherTimes, Speed
-from launch.plan.memory import NF4_BYTES, host_memory, size_of
+from launch.plan.memory import NF4_BYTES, host_memory, size_of, update_items
 from launch.plan.remedies import REFUSAL_MARGIN
 from launch.plan.shape import Lengths
+from launch.plan.work import Work
 from shared.config.load import resolve
 from shared.process.processor import gains_by_packing
 from tests.support.machines import HALF, RATES, SPEED
@@ -129,6 +139,37 @@ def test_an_update_takes_the_time_of_c_code_unless_pytorch_is_asked_for() -> Non
     assert slower_layers - found == pytest.approx(1e-3 * HALF.layers, rel=0.01)
     modules = replace(HALF, own_layers=False)
     assert update_s(modules, in_c, compiled_speed(update=more_calls)) == update_s(modules, in_c, compiled_speed())
+
+
+def test_micro_batches_take_the_time_of_their_sizes() -> None:
+    """Two prompts of 8 completions of 64 tokens are 1152 tokens."""
+    whole, cut = work(rollout={"prompts": 2}), work(rollout={"prompts": 2}, batch={"token_budget": 1024})
+    more = update_s(HALF, cut, SPEED) - update_s(HALF, whole, SPEED)
+    parts = [micro_batch_s(HALF, cut, SPEED, tokens) for tokens in (1024, 128, 1152)]
+    assert more == pytest.approx(parts[0] + parts[1] - parts[2] + fresh_s(cut) - fresh_s(whole))
+    assert parts[0] + parts[1] > parts[2], "each has the calls of all layers"
+
+
+def fresh_s(one: Work) -> float:
+    return SPEED.fresh * size_of(update_items(HALF, one))
+
+
+def test_each_new_adapter_is_published_and_installed() -> None:
+    one, silent = work(), work(guard={"canary_tokens": 0})
+    file = 4 * 16 * HALF.adapter * HASHED_BYTE_S
+    assert publish_s(HALF, silent, SPEED) == pytest.approx(2 * file), "a checkpoint's and the actors'"
+    assert install_s(HALF, silent, SPEED) == pytest.approx(file)
+    canary = publish_s(HALF, one, SPEED) - 2 * file
+    weights = HALF.linear + 151_936 * 896
+    assert canary == pytest.approx(weights * SPEED.product_s(16) + HALF.layers * RATES.layer.update.calls / 2)
+    assert install_s(HALF, one, SPEED) == pytest.approx(file + canary)
+    bf16 = work(compute={"dtype": "bf16"})
+    assert install_s(HALF, bf16, SPEED) == pytest.approx(file / 2 + 2 * canary), "and how much rounding changes"
+    time = step_time(HALF, one, SPEED, SPEED)
+    assert time.step == pytest.approx(BETWEEN_S + time.install + time.rollout + time.update)
+    assert time.install == install_s(HALF, one, SPEED)
+    overlapping = replace(time, overlaps=True)
+    assert overlapping.step == pytest.approx(BETWEEN_S + max(time.install + time.rollout, time.update))
 
 
 def test_actors_share_the_files_with_codes() -> None:
