@@ -49,7 +49,7 @@ from shared.errors import DamageError, UserError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_layout
 from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.busy_cores.watch import watch_cores
 from shared.process.card import driver_of

@@ -43,7 +43,7 @@ from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import CODED_ADAPTER_ROWS, ActorConfig, ComputeConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
-from shared.model.linears import is_decoder_linear
+from shared.model.layers.linears import is_decoder_linear
 from shared.model.policy import Policy
 from shared.model.prompt import load_prompter
 from shared.process.determinism import pin_torch

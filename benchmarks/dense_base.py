@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.base.cache import cached_base
 from shared.config.model import ModelConfig
-from shared.model.nf4 import WEIGHTS, from_tensors
+from shared.model.layers.nf4 import WEIGHTS, from_tensors
 
 
 def write_dense_base(model: ModelConfig, folder: Path) -> None:

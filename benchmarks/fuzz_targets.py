@@ -46,7 +46,7 @@ from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
 from shared.model.adapter_file import adapter_bytes, install_adapter
-from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.run.summary import read_file
 from tests.support.wire_examples import examples
 

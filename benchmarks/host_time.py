@@ -33,7 +33,7 @@ from shared.base.cache import cached_base
 from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
-from shared.model.lora import DenseMatmul, LoraLinear
+from shared.model.layers.lora import DenseMatmul, LoraLinear
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.process.determinism import pin_torch

@@ -22,7 +22,7 @@ from benchmarks.machine import write_result
 from shared.base.load import DTYPES
 from shared.model.kernels.toolchain import look_at_toolchain, missing
 from shared.model.kernels.trial import TRIALS, Tensors, Trial, card_seconds, difference
-from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.model.policy import Policy
 
 COPIED_BYTES = 2**28

@@ -33,8 +33,8 @@ from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.packed import RowProduct
 from benchmarks.timed_shapes import in_turn, time_shapes
 from shared.base.interleaved import interleaved, scales_of
-from shared.model.nf4 import NF4Weight, quantize
-from shared.model.products import weight_product
+from shared.model.layers.nf4 import NF4Weight, quantize
+from shared.model.layers.products import weight_product
 
 LAYERS, OUT, IN, BLOCK = 24, 4864, 896, 64
 SHAPES = {f"{rows} rows": (rows,) for rows in (1, 8, 32)}

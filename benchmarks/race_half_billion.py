@@ -42,7 +42,7 @@ from shared.base.interleaved import interleaved_base
 from shared.base.load import DTYPES
 from shared.config.data import TasksConfig
 from shared.config.tree import Config
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.model.prompt import THINKING, load_tokenizer, special_ids
 
 Run = dict[str, Any]

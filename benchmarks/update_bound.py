@@ -31,7 +31,7 @@ from learner.objective.batch import Sample, StepBatch, step_batch
 from learner.wiring import build_trainer, load_trained_policy
 from shared.config.load import resolve
 from shared.config.tree import Config
-from shared.model.lora import FrozenLinear
+from shared.model.layers.lora import FrozenLinear
 from shared.model.policy import Policy
 
 

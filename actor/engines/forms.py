@@ -20,8 +20,8 @@ from shared.base.interleaved import interleaved_base
 from shared.config.model import cache_root
 from shared.config.tree import Config
 from shared.errors import ModelError
+from shared.model.layers.nf4 import WEIGHTS
 from shared.model.layers.trained_layers import covers
-from shared.model.nf4 import WEIGHTS
 from shared.model.policy import Policy
 from shared.tensor_file import map_file
 

@@ -49,8 +49,8 @@ from shared.config.processes import PIECE_TOKENS, ActorConfig, is_folded, rows_a
 from shared.errors import ModelError, in_words
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
+from shared.model.layers.products import RowsTimesWeight, product_of_largest
 from shared.model.policy import Policy
-from shared.model.products import RowsTimesWeight, product_of_largest
 from shared.model.prompt import Prompter
 from shared.process.free_memory import return_freed_memory
 from shared.seeding import uniforms

@@ -25,7 +25,7 @@ import torch
 
 from actor.engines.prompts import PromptPass
 from shared.model.layers.attention import capped
-from shared.model.products import product_fp32
+from shared.model.layers.products import product_fp32
 
 COPIED_BYTES = 2**20
 """Keys and values of all copies in a layer. launch/plan/memory.py does not count them."""

@@ -34,7 +34,7 @@ from packaging.version import Version
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
-from shared.model.linears import room_of
+from shared.model.layers.linears import room_of
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM makes room for; another rank is served under the next one, its last rows zero."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from benchmarks.embedded.chat_tokenizer import PAD_ID
 from learner.tasks.word_problems import Problem
-from shared.model.nf4 import quantize
+from shared.model.layers.nf4 import quantize
 
 _MAX_NEW_TOKENS = 56
 _BATCH_SIZE = 128

@@ -77,7 +77,7 @@ def properties() -> dict[str, Any]:
 
 def quantising(place: Place) -> dict[str, Any]:
     """Whether bitsandbytes' own library for this device works."""
-    from shared.model.nf4 import quantize
+    from shared.model.layers.nf4 import quantize
 
     weight = torch.randn(256, 256, device=place.device, dtype=torch.bfloat16)
     seconds, quantised = timed(lambda: quantize(weight), place.device)

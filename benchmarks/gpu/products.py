@@ -25,9 +25,9 @@ from benchmarks.gpu.shapes import R1
 from benchmarks.kernels import copied_per_s, measured, random_policy
 from shared.model.kernels.toolchain import look_at_toolchain, missing
 from shared.model.kernels.trial import TRIALS, difference
-from shared.model.lora import DequantizingMatmul
-from shared.model.nf4 import BLOCK, kernel_values, quantize
-from shared.model.products import product_fp32
+from shared.model.layers.lora import DequantizingMatmul
+from shared.model.layers.nf4 import BLOCK, kernel_values, quantize
+from shared.model.layers.products import product_fp32
 
 ROWS = (1, 8, 64, 512, 4096)
 COPIES = 16

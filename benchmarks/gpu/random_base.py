@@ -39,7 +39,7 @@ from shared.base.cache import (
 from shared.base.meta import NESTED_BLOCK
 from shared.config.model import ModelConfig
 from shared.embedded import EMBEDDED_DIR
-from shared.model.nf4 import BLOCK, WEIGHTS, NF4Weight, quantize, read_facts
+from shared.model.layers.nf4 import BLOCK, WEIGHTS, NF4Weight, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, sync_files
 from shared.tensor_file import save_tensors

@@ -57,13 +57,13 @@ from shared.base.load import DTYPES
 from shared.base.meta import META, meta_policy
 from shared.config.training import BatchConfig, OptimizerConfig
 from shared.model.head import CARD_COLUMNS
-from shared.model.lora import FrozenLinear
-from shared.model.nf4 import BLOCK
+from shared.model.layers.lora import FrozenLinear
+from shared.model.layers.nf4 import BLOCK
+from shared.model.layers.sequences import Sequences
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences
 
 ITEM_OF = {"packed": NF4, "weight": WEIGHTS, "bias": REST}
-"""By the name that a product gives its tensors (shared/model/lora.py); all others are scales."""
+"""By the name that a product gives its tensors (shared/model/layers/lora.py); all others are scales."""
 HEAD_TILES = 2
 FEW_ROWS = 4
 """bitsandbytes' own limit for all cards."""

@@ -62,7 +62,7 @@ def round_trip(device: str) -> RoundTrip:
 
     import torch
 
-    from shared.model.nf4 import BLOCK, kernel_state, kernel_values, quantize
+    from shared.model.layers.nf4 import BLOCK, kernel_state, kernel_values, quantize
 
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(SHAPE, generator=generator).to(device)

@@ -31,7 +31,7 @@ from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
 from shared.model.adapter_file import adapter_config
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.run.evaluation import Evaluation
 from shared.run.run_dir import RunInfo
 

@@ -17,7 +17,7 @@ from safetensors.torch import load
 
 from shared.errors import DamageError
 from shared.model.adapter_file import PREFIX
-from shared.model.nf4 import PARTS, WEIGHTS, from_tensors
+from shared.model.layers.nf4 import PARTS, WEIGHTS, from_tensors
 from shared.tensor_file import save_tensors
 
 SHARD_BYTES = 2 << 30

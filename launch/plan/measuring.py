@@ -54,7 +54,7 @@ from launch.plan.timed_layers import (
     update_times,
 )
 from shared.config.processes import CODED_ROWS
-from shared.model.products import product_of_largest
+from shared.model.layers.products import product_of_largest
 from shared.model.sampler import draw
 from shared.process.determinism import pin_torch
 

@@ -59,7 +59,7 @@ STACKED = 1.5
 NF4_BYTES = 0.53
 """A parameter with its share of the scales."""
 SCALED = 64
-"""Parameters with one scale (shared/model/nf4.py, which loads torch)."""
+"""Parameters with one scale (shared/model/layers/nf4.py, which loads torch)."""
 HEAD_COLUMNS = 2048
 """Of the vocabulary, in a tile of shared/model/head.py."""
 HEAD_TILES = 3

@@ -19,7 +19,7 @@ from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache, is_
 from shared.config.processes import ONEDNN_VALUES
 from shared.embedded import EMBEDDED
 from shared.errors import ModelError
-from shared.model.linears import OWN_LAYERS, check_targets, is_decoder_linear
+from shared.model.layers.linears import OWN_LAYERS, check_targets, is_decoder_linear
 
 MAX_HEADER_BYTES = 100 * 2**20
 
@@ -80,7 +80,7 @@ class ModelShape:
     @property
     def fits_onednn(self) -> bool:
         """An estimate by size only: whether the matrices of a layer have as many values as two weights that are for
-        oneDNN in fp32 (`is_for_onednn` in shared/model/products.py)."""
+        oneDNN in fp32 (`is_for_onednn` in shared/model/layers/products.py)."""
         return self.linear >= 2 * ONEDNN_VALUES * self.layers
 
 

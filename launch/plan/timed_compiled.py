@@ -35,7 +35,7 @@ from launch.plan.timed_layers import (
     update_times,
 )
 from shared.model.compiled.kernels import load_kernels
-from shared.model.nf4 import BLOCK
+from shared.model.layers.nf4 import BLOCK
 from shared.model.policy import Kernels, Policy
 from shared.process.processor import EIGHT_BIT_FLAG, VBMI_FLAG, read_flags
 from shared.run.run_dir import CPUINFO

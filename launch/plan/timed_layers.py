@@ -23,8 +23,8 @@ from shared.base.architecture import empty_model
 from shared.base.load import filled_policy
 from shared.config.model import LoraConfig
 from shared.model.head import Sums, SumsOf, token_stats
+from shared.model.layers.sequences import Sequences
 from shared.model.policy import Kernels, Policy
-from shared.model.sequences import Sequences
 
 SHALLOW, DEEP, TURNS = 2, 8, 3
 HEADS, SMALL_VOCABULARY = 4, 64

@@ -19,7 +19,7 @@ from safetensors.torch import load
 from learner.continual.ewc import add_penalty, delta
 from learner.continual.fisher import merged, normalised
 from shared.config.data import CurriculumConfig
-from shared.model.lora import PAIR, Adapter
+from shared.model.layers.lora import PAIR, Adapter
 from shared.run.files import FileParts
 from shared.tensor_file import tensor_parts
 

@@ -9,7 +9,7 @@ Both depend on A and B only through their product: another factorisation of the 
 
 import torch
 
-from shared.model.lora import LoraLinear
+from shared.model.layers.lora import LoraLinear
 
 
 def delta(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from shared.model.lora import Adapter
+from shared.model.layers.lora import Adapter
 
 Weights = dict[str, torch.Tensor]
 """Layer -> [out, in]."""

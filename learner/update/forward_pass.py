@@ -19,8 +19,8 @@ from learner.update.budget import Budget
 from learner.update.microbatch import MicroBatch, counted_by, cut, largest_part, micro_batch, placed
 from learner.update.placement.placement import ALONE, Cut, Form, Placement, Tensors
 from shared.model.head import TokenStats
+from shared.model.layers.sequences import Sequences
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences
 from shared.process.free_memory import Trimmer
 
 Done = TypeVar("Done")

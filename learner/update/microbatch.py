@@ -15,7 +15,7 @@ import torch
 
 from learner.objective.batch import TrainSample
 from learner.update.budget import Size
-from shared.model.sequences import Places, Sequences
+from shared.model.layers.sequences import Places, Sequences
 
 
 def cut(samples: Sequence[TrainSample], token_budget: int, *, padding: bool) -> list[list[TrainSample]]:

@@ -24,7 +24,7 @@ from shared.config.processes import SentDtype
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, adapter_parts, digest, install_adapter
 from shared.model.canary import NO_CANARY, Canary, canary_of
-from shared.model.lora import Adapter
+from shared.model.layers.lora import Adapter
 from shared.model.policy import Policy
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.files import FileParts

@@ -7,8 +7,9 @@
     left      nothing: gradients are thrown away, the optimizer is not stepped, no random number is drawn
 
 If memory runs out, the rehearsal is repeated in smaller parts as any step (budget.py), and the run begins with those.
-Left out on purpose: completions of different lengths. Attention pads those of a bucket (shared/model/sequences.py), and
-a model without layers of our own pads all, which may take more memory; such a step is repeated in smaller parts.
+Left out on purpose: completions of different lengths. Attention pads those of a bucket
+(shared/model/layers/sequences.py), and a model without layers of our own pads all, which may take more memory; such a
+step is repeated in smaller parts.
 """
 
 import logging

@@ -20,7 +20,7 @@ from transformers import __version__ as transformers_version
 from shared.errors import ModelError, in_words
 from shared.model.head import PLAIN, LogitForm
 from shared.model.layers.attention import install_attention
-from shared.model.linears import is_decoder_linear
+from shared.model.layers.linears import is_decoder_linear
 
 LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that the caches support."""

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from shared.base.checksum import word_sum
-from shared.model.nf4 import PARTS, STATE_KEY
+from shared.model.layers.nf4 import PARTS, STATE_KEY
 from shared.tensor_file import SAFETENSORS_TYPES
 
 ALIGNMENT = 512

@@ -11,7 +11,7 @@ the cache, its tensors are quantised straight from the file. Both have the sha25
 
 `dense_base` writes the values of a base without codes, as a model of one number type, which any engine loads:
 
-    W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the type; all other tensors are converted
+    W[i] = code[q[i]] * absmax[i / 64]    (shared/model/layers/nf4.py), rounded to the type; others are converted
 
 It is made once, beside the cached base, under a name with that base's digest, so it cannot belong to other codes.
 Learner, actors, `eval`, `generate` and `chat` map its weight file: all processes share the pages, and none has a copy
@@ -50,8 +50,8 @@ from shared.config.model import (
 )
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError
-from shared.model.linears import is_decoder_linear as is_linear
-from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
+from shared.model.layers.linears import is_decoder_linear as is_linear
+from shared.model.layers.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
 from shared.tensor_file import header, save_tensors, values_of

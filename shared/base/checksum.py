@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from shared.errors import DamageError
-from shared.model.lora import PAIR, FrozenLinear
+from shared.model.layers.lora import PAIR, FrozenLinear
 from shared.model.policy import Policy
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

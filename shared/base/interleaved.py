@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from shared.base.cache import CPU, CachedBase, made_from, place_in_file
-from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, NF4Weight, block_scales, from_tensors, read_facts
+from shared.model.layers.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, NF4Weight, block_scales, from_tensors, read_facts
 from shared.tensor_file import header, values_of
 
 CODES, SCALES = "codes", "scales"

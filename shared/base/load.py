@@ -8,7 +8,8 @@ their products have the compute type, fp32 or bf16; adapter, gradients, optimize
 
 Checking: `pi_class` is transformers' `forward` with its own plain attention, masks and head, over the modules and
 weights that the policy has, so nothing is in memory twice. Both paths of this package are compared: whole sequences
-and shared prompts (shared/model/sequences.py). The actor compares its decode loop too (actor/engines/hf_engine.py).
+and shared prompts (shared/model/layers/sequences.py). The actor compares its decode loop too
+(actor/engines/hf_engine.py).
 Both processes would make the same mistake, so neither the canary nor the mismatch gate could find one.
 
 Two rows of a few random tokens are enough. During the check, on both sides, the adapter is random, because B = 0 would
@@ -48,12 +49,12 @@ from shared.base.architecture import (
 from shared.base.cache import CachedBase, dense_base
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
+from shared.model.layers.linears import check_targets
+from shared.model.layers.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.nf4 import WEIGHTS, from_tensors
+from shared.model.layers.sequences import Places, Sequences
 from shared.model.layers.trained_layers import trained_layers
-from shared.model.linears import check_targets
-from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
-from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
-from shared.model.sequences import Places, Sequences
 from shared.run.files import write_whole
 from shared.tensor_file import map_file
 

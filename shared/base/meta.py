@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from shared.base.architecture import empty_model
 from shared.base.load import filled_policy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.model.linears import is_decoder_linear
-from shared.model.nf4 import BLOCK, NF4Weight
+from shared.model.layers.linears import is_decoder_linear
+from shared.model.layers.nf4 import BLOCK, NF4Weight
 from shared.model.policy import Policy
 
 META = torch.device("meta")

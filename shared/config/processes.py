@@ -365,7 +365,7 @@ CODED_ADAPTER_ROWS = 16
 """Up to this number of rows the adapter is read as codes too, beside those of the base. A token step in bf16 has a
 multiple of 8 rows."""
 ONEDNN_VALUES = 3 * 2**19
-"""A weight in fp32 is for oneDNN only if it has at least this many values (shared/model/products.py)."""
+"""A weight in fp32 is for oneDNN only if it has at least this many values (shared/model/layers/products.py)."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 EIGHT_BIT_TOKENS = 64

@@ -23,9 +23,9 @@ from safetensors.torch import load
 
 from shared.config.model import LoraConfig
 from shared.errors import DamageError
-from shared.model.linears import is_decoder_linear
-from shared.model.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
-from shared.model.nf4 import STATE_KEY, WEIGHTS, read_facts
+from shared.model.layers.linears import is_decoder_linear
+from shared.model.layers.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.nf4 import STATE_KEY, WEIGHTS, read_facts
 from shared.run.files import FileParts
 from shared.tensor_file import tensor_bytes, tensor_parts
 

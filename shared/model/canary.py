@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shared.model.layers.sequences import Sequences
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences
 from shared.seeding import derive, uniforms
 
 FEW_WEIGHTS = 2**22

@@ -28,7 +28,7 @@ from safetensors.torch import load
 from shared.config.model import LoraConfig
 from shared.errors import ConfigError, DamageError, ModelError, UserError
 from shared.model.adapter_file import PREFIX, LoraLayout, peft_name
-from shared.model.lora import PAIR
+from shared.model.layers.lora import PAIR
 from shared.tensor_file import tensor_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

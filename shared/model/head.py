@@ -16,9 +16,9 @@ be rounding alone.
     d log p_t / dh = (1 - p_t) dz_t / dy_t W_t - sum_{j != t} p_j dz_j / dy_j W_j
     dz / dy = scale (1 - tanh(y / cap)^2) / temperature
 
-In bf16 on a CPU, y is computed around the target's value (shared/model/products.py), and the sums are in fp32. For
-sampled tokens the error of a log-prob is a fifteenth of what rounding y itself would give. For a target that is hardly
-ever sampled it is as large as that.
+In bf16 on a CPU, y is computed around the target's value (shared/model/layers/products.py), and the sums are in fp32.
+For sampled tokens the error of a log-prob is a fifteenth of what rounding y itself would give. For a target that is
+hardly ever sampled it is as large as that.
 
 The head is frozen, so there is no weight gradient; the entropy is a statistic and carries none either.
 shared/model/kernels/head.py adds a tile to the sums in one launch.
@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shared.model.products import RowsTimesWeight, product_of_largest, product_tiles
+from shared.model.layers.products import RowsTimesWeight, product_of_largest, product_tiles
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from torch import nn
 from shared.errors import ModelError
 from shared.model.head import PLAIN, LogitForm, Sums, SumsOf, TokenStats, head_logits, token_stats
 from shared.model.layers.layer_math import TORCH_MATH, LayerMath
+from shared.model.layers.linears import Room, room_of
+from shared.model.layers.lora import Adapter, AddLowRank, add_low_rank
+from shared.model.layers.products import RowsTimesWeight
+from shared.model.layers.sequences import Sequences, hidden_rows, recompute_activations
 from shared.model.layers.trained_layers import TrainedLayers
-from shared.model.linears import Room, room_of
-from shared.model.lora import Adapter, AddLowRank, add_low_rank
-from shared.model.products import RowsTimesWeight
 from shared.model.sampler import Draw, draw
-from shared.model.sequences import Sequences, hidden_rows, recompute_activations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Policy:
         return replace(self, kernels=kernels, layers=self.layers and self.layers.with_math(kernels.math))
 
     def hidden(self, sequences: Sequences) -> torch.Tensor:
-        """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/sequences.py."""
+        """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/layers/sequences.py."""
         return hidden_rows(self.backbone, sequences, self.layers)
 
     def stats(

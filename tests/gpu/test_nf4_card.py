@@ -6,9 +6,9 @@ import torch
 
 from benchmarks.gpu.products import linear_shapes
 from benchmarks.gpu.random_base import SHAPES, random_codes
-from shared.model.lora import DequantizingMatmul
-from shared.model.nf4 import NF4Weight, from_tensors, kernel_state, kernel_values, quantize
-from shared.model.products import product_fp32
+from shared.model.layers.lora import DequantizingMatmul
+from shared.model.layers.nf4 import NF4Weight, from_tensors, kernel_state, kernel_values, quantize
+from shared.model.layers.products import product_fp32
 
 pytestmark = pytest.mark.gpu
 LINEARS = sorted({shape for model in SHAPES for shape in linear_shapes(model)})

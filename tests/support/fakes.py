@@ -26,9 +26,9 @@ from protocol.messages import Policy as PolicyMessage
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
+from shared.model.layers.sequences import Sequences
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
-from shared.model.sequences import Sequences
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, share_of
 from tests.support.wire_examples import timings
 

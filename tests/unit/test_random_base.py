@@ -14,8 +14,8 @@ from launch.plan.shape import shape_of
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.model.lora import DequantizingMatmul, LoraLinear
-from shared.model.nf4 import WEIGHTS, from_tensors, quantize
+from shared.model.layers.lora import DequantizingMatmul, LoraLinear
+from shared.model.layers.nf4 import WEIGHTS, from_tensors, quantize
 from shared.model.prompt import load_prompter
 from tests.support.fakes import CPU, hidden_of
 

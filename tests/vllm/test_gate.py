@@ -138,7 +138,7 @@ def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: B
 
 def test_a_dense_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
     from shared.base.cache import cached_base
-    from shared.model.nf4 import WEIGHTS
+    from shared.model.layers.nf4 import WEIGHTS
 
     file = bench.engine.options.folder / WEIGHTS
     data = bytearray(file.read_bytes())

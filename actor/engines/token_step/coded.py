@@ -48,7 +48,7 @@ import torch.nn.functional as F
 from shared.base.checksum import word_sum
 from shared.base.interleaved import CODES, SCALES
 from shared.config.processes import CODED_ADAPTER_ROWS, CODED_ROWS
-from shared.model.nf4 import BLOCK
+from shared.model.layers.nf4 import BLOCK
 from shared.tensor_file import MappedFile, neighbours
 
 LIBRARY = "libbitsandbytes_cpu.so"

@@ -11,7 +11,7 @@ q is uint8 over the range of its row: l is the smallest value, s a 255th of the 
 int32, which is exact, so a row's logits do not depend on the others. A processor with VNNI multiplies codes twice as
 fast as bf16, and they are half of the bytes. W has the values that a bf16 model computes with.
 
-The 64 largest logits are computed again from the values (shared/model/products.py). The others are wrong by a
+The 64 largest logits are computed again from the values (shared/model/layers/products.py). The others are wrong by a
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
 the same for one and grows from 0.042 to 0.047 for the other (benchmarks/coded_mismatch.py).
 
@@ -38,7 +38,7 @@ from safetensors import safe_open
 from shared.base.cache import CachedBase, made_from
 from shared.base.checksum import word_sum
 from shared.errors import ModelError
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.tensor_file import MappedFile, file_parts
 
 CODES, LAYOUT, SCALES, SUMS = "head.codes", "head.layout", "head.scales", "head.sums"

@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 
 from shared.config.processes import PACKED_TOKENS
-from shared.model.products import is_for_onednn, weight_product
+from shared.model.layers.products import is_for_onednn, weight_product
 from shared.process.free_memory import free_memory
 
 ROWS = 8

@@ -17,7 +17,7 @@ import torch
 
 from actor.engines.token_step.coded import CodedFactor, CodedWeight
 from actor.engines.token_step.packed import AddedProduct, RowProduct
-from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
+from shared.model.layers.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 from shared.tensor_file import neighbours
 
 Linear = LoraLinear | FrozenLinear

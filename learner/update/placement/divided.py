@@ -23,9 +23,9 @@ from torch import nn
 
 from learner.update.placement.ranks import RankGroup, losing
 from shared.errors import ModelError
-from shared.model.lora import FrozenLinear
+from shared.model.layers.lora import FrozenLinear
+from shared.model.layers.products import gradient_product, weight_product
 from shared.model.policy import Policy
-from shared.model.products import gradient_product, weight_product
 from shared.run.failpoints import reach
 
 

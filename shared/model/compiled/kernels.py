@@ -20,7 +20,7 @@ from shared.model.compiled.build import ADDRESS, INTEGER, NUMBER, CannotCompile,
 from shared.model.compiled.head import CompiledSumsOf
 from shared.model.head import Sums, SumsOf, token_stats
 from shared.model.layers.layer_math import TORCH_MATH, LayerMath, Rotation, Three, of_all_prompts
-from shared.model.sequences import Bucket, Places
+from shared.model.layers.sequences import Bucket, Places
 
 SOURCE = Source(name="kernels", main=Path(__file__).with_name("kernels.c"))
 ARGUMENTS = {

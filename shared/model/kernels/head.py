@@ -17,7 +17,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from shared.model.head import Head, columns_at_once
 from shared.model.kernels.toolchain import jit
-from shared.model.products import product_fp32
+from shared.model.layers.products import product_fp32
 
 
 def warps(block: int) -> int:

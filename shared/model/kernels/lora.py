@@ -2,7 +2,7 @@
 
     y += s B (A x),     x: [n, in], A: [R, in], B: [out, R], y: [n, out]
 
-The torch version is `add_low_rank` of shared/model/lora.py: two launches, and A x goes through memory between them.
+The torch version is `add_low_rank` of shared/model/layers/lora.py: two launches, and A x goes through memory between.
 Here each program has a block of the outputs and computes all of A x for itself. That work is repeated, but A and x are
 small and stay in the card's cache, and a launch costs more. In a CUDA graph it does not: on an H200 the torch version
 is quicker there, and is chosen (choice.py). With more than ROWS rows or RANKS ranks the torch version always computes.
@@ -15,7 +15,7 @@ import torch
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from shared.model.kernels.toolchain import jit, power_of_two
-from shared.model.lora import add_low_rank as in_torch
+from shared.model.layers.lora import add_low_rank as in_torch
 
 ROWS, RANKS = 64, 64
 INPUTS, OUTPUTS = 64, 64

@@ -18,7 +18,7 @@ import torch
 
 from shared.errors import in_words
 from shared.model.head import Sums, SumsOf, token_stats
-from shared.model.lora import AddLowRank, add_low_rank
+from shared.model.layers.lora import AddLowRank, add_low_rank
 from shared.model.policy import Policy
 from shared.model.sampler import Draw, draw
 

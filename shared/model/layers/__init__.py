@@ -1,1 +1,1 @@
-"""A decoder's layers without their modules, and what they compute between their products."""
+"""A decoder's frozen linears with their adapters, its layers without their modules, and the sequences they compute."""

@@ -19,12 +19,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from shared.model.layers.layer_math import TORCH_MATH, LayerMath
-from shared.model.products import product_fp32
+from shared.model.layers.products import product_fp32
 
 NAME = "tandem"
 SHORT = 128 * 128
 """Plain products are used up to this number of scores per head (queries times keys). Which completions are computed
-together is decided in shared/model/sequences.py."""
+together is decided in shared/model/layers/sequences.py."""
 
 
 class CachedKeys(Protocol):

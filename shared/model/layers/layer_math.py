@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from shared.model.products import product_in_two, widened_rows
-from shared.model.sequences import Places
+from shared.model.layers.products import product_in_two, widened_rows
+from shared.model.layers.sequences import Places
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """[n, 1, D] cosine and sine of each row's position; the sine is negative in the first half, because the halves of a

@@ -26,9 +26,9 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.model.layers.attention import attention
 from shared.model.layers.layer_math import TORCH_MATH, LayerMath, Rotation, signed
-from shared.model.linears import OWN_LAYERS
-from shared.model.lora import LoraLinear
-from shared.model.sequences import Masks, Places
+from shared.model.layers.linears import OWN_LAYERS
+from shared.model.layers.lora import LoraLinear
+from shared.model.layers.sequences import Masks, Places
 
 Grads = list[torch.Tensor]
 

@@ -25,7 +25,7 @@ from shared.config.processes import CODED_ROWS, ActorConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.nf4 import WEIGHTS, NF4Weight, quantize
+from shared.model.layers.nf4 import WEIGHTS, NF4Weight, quantize
 from shared.model.policy import Policy
 from shared.tensor_file import map_file
 from tests.reference import nf4_code, nf4_values

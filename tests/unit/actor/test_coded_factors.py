@@ -15,7 +15,7 @@ from actor.engines.token_step.stacks import Stack, outputs
 from protocol.messages import Sampling
 from shared.config.processes import CODED_ADAPTER_ROWS, PACKED_TOKENS
 from shared.model.adapter_file import adapter_bytes
-from shared.model.lora import DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.lora import DenseMatmul, FrozenLinear, LoraLinear
 from tests.support.fakes import shake, tiny_prompter
 from tests.unit.actor.test_coded import Sampled
 from tests.unit.actor.test_layers import ADAPTED, groups

@@ -21,7 +21,7 @@ from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.nf4 import STATE_KEY, WEIGHTS, block_scales, from_tensors
+from shared.model.layers.nf4 import STATE_KEY, WEIGHTS, block_scales, from_tensors
 from shared.tensor_file import map_file
 from tests.reference import nf4_code
 from tests.support.architectures import architecture_model

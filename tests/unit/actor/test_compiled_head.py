@@ -15,7 +15,7 @@ from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.tensor_file import map_file
 from tests.support.architectures import architecture_model
 from tests.support.fakes import tiny_prompter

@@ -6,7 +6,7 @@ import torch
 
 from actor.engines.kv_cache import COPIED_BYTES, KVCache
 from actor.engines.prompts import PromptPass
-from shared.model.products import product_fp32
+from shared.model.layers.products import product_fp32
 
 WIDTH, ROOM, KV_HEADS, SHARED, SIZE = 7, 9, 2, 3, 8
 PADDING = torch.tensor([0, 3, 6])

@@ -23,8 +23,8 @@ from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.errors import ModelError
 from shared.model.adapter_file import read_layout
+from shared.model.layers.sequences import Sequences
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences
 from tests.support.architectures import REFUSED, SUPPORTED, VOCAB, architecture_model
 from tests.support.fakes import RANK, dense_twin, hidden_of, tiny_policy, tiny_prompter, unheard
 

@@ -26,9 +26,9 @@ from actor.engines.token_step.packed import (
 from actor.engines.token_step.stacks import ALL_ROWS, Stack
 from protocol.messages import Sampling
 from shared.config.processes import CODED_ROWS, PACKED_TOKENS, ActorConfig
+from shared.model.layers.lora import DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.products import weight_product
 from shared.model.layers.trained_layers import Norm
-from shared.model.lora import DenseMatmul, FrozenLinear, LoraLinear
-from shared.model.products import weight_product
 from tests.support.fakes import tiny_prompter, unheard
 from tests.unit.actor.test_layers import ADAPTED, OURS, groups, policy_of
 

@@ -17,7 +17,7 @@ from actor.engines.token_step.packed import (
     packed_has_same_bits,
 )
 from shared.config.processes import ONEDNN_VALUES, PACKED_TOKENS
-from shared.model.products import is_for_onednn, product_of_largest
+from shared.model.layers.products import is_for_onednn, product_of_largest
 from shared.process.determinism import cpu_environment
 
 pytestmark = pytest.mark.usefixtures("one_thread")

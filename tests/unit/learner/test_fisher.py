@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from learner.continual.fisher import diagonal_fisher, merged, normalised, weight_gradients
-from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from tests.reference import bernoulli_fisher
 from tests.support.fakes import hidden_of, tiny_policy
 

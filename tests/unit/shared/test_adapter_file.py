@@ -12,7 +12,7 @@ from safetensors.torch import save
 from shared.config.model import LoraConfig
 from shared.errors import DamageError
 from shared.model.adapter_file import LoraLayout, adapter_bytes, install_adapter, read_adapter, rounded_file
-from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 
 NAME = "base_model.model.a.lora_A.weight"
 

@@ -22,7 +22,7 @@ from shared.config.training import TeacherConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError, RunDirError
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.run.files import UNFINISHED, beside
 from tests.support.local_server import LocalServer
 

@@ -15,9 +15,9 @@ from shared.model.compiled.head import CompiledSumsOf
 from shared.model.compiled.kernels import SOURCE, CompiledMath, refuse_difference
 from shared.model.head import LogitForm, Sums, token_stats
 from shared.model.layers.layer_math import TORCH_MATH, LayerMath, TorchMath, signed
+from shared.model.layers.sequences import Places
 from shared.model.layers.trained_layers import TrainedLayers
 from shared.model.policy import Kernels, Policy
-from shared.model.sequences import Places
 from tests import reference
 from tests.support.processor_kinds import BF16, FP32, KINDS, Kind, library_file, needs_compiler
 from tests.unit.shared.test_trained_layers import (

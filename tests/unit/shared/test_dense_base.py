@@ -12,7 +12,7 @@ from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, layout_digest, read_layout
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.tensor_file import map_file
 from tests.support.fakes import CPU, RANK, dense_twin, tiny_policy
 

@@ -20,7 +20,7 @@ from launch.export.folders import base_name, is_local
 from shared.base.cache import CachedBase, cached_base, dense_base, existing_base, find_model
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.model.prompt import load_prompter
 from tests.support.fakes import Family, tiny_policy
 from tests.support.gguf_files import Written, write_gguf

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.config.tree import BatchConfig, Config, LossConfig
 from shared.model.head import CARD_COLUMNS, CPU_COLUMNS, LogitForm, columns_at_once, head_logits, token_stats
-from shared.model.products import IN_FP32, product_fp32, product_tiles
+from shared.model.layers.products import IN_FP32, product_fp32, product_tiles
 from tests import reference
 from tests.support.cramped_card import Allocations
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy

@@ -28,7 +28,7 @@ from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ComputeConfig
 from shared.errors import DamageError
 from shared.model.canary import sequence_logprobs
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.model.policy import Policy
 from shared.tensor_file import map_file
 from tests.support.fakes import unheard

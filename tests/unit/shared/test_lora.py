@@ -12,8 +12,8 @@ from torch import nn
 from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError
 from shared.model.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
-from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
-from shared.model.nf4 import quantize
+from shared.model.layers.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
+from shared.model.layers.nf4 import quantize
 from shared.model.policy import Policy
 from tests import reference
 from tests.support.fakes import dense_twin, hidden_of, shake, tiny_policy

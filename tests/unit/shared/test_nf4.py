@@ -17,8 +17,8 @@ from shared.base.cache import CachedBase, cached_base, is_decoder_linear
 from shared.base.meta import META, meta_nf4
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.model.lora import DequantizingMatmul
-from shared.model.nf4 import WEIGHTS, bitsandbytes, from_tensors, fused_product, quantize
+from shared.model.layers.lora import DequantizingMatmul
+from shared.model.layers.nf4 import WEIGHTS, bitsandbytes, from_tensors, fused_product, quantize
 from tests import reference
 from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_model, tiny_policy
 from tests.support.meta_card import Launches

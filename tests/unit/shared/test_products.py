@@ -4,7 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shared.model.products import BETWEEN, SHORT, gradient_product, largest_columns, product_of_largest, weight_product
+from shared.model.layers.products import (
+    BETWEEN,
+    SHORT,
+    gradient_product,
+    largest_columns,
+    product_of_largest,
+    weight_product,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

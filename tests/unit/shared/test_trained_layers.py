@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from shared.config.model import LoraConfig
+from shared.model.layers.products import product_in_two
+from shared.model.layers.sequences import Places, Sequences, bucket_starts, kept_places
 from shared.model.policy import Policy
-from shared.model.products import product_in_two
-from shared.model.sequences import Places, Sequences, bucket_starts, kept_places
 from tests.support.fakes import tiny_model, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")

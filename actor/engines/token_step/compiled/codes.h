@@ -1,4 +1,4 @@
-/* The values of NF4 codes (shared/model/nf4.py) in bf16, made just before they are multiplied.
+/* The values of NF4 codes (shared/model/layers/nf4.py) in bf16, made just before they are multiplied.
 
        W[o, i] = round(levels[q[o, i]] scales[o, i / SCALED]),   the same bits as in the dense base
 

@@ -23,7 +23,7 @@ from actor.engines.token_step.eight_bit import AT_ONCE, CODES, HEADS, SCALES, SU
 from shared.base.cache import CachedBase, made_from
 from shared.base.checksum import word_sum
 from shared.errors import ModelError
-from shared.model.nf4 import WEIGHTS
+from shared.model.layers.nf4 import WEIGHTS
 from shared.tensor_file import MappedFile, file_parts
 
 OUTPUTS, FOUR, HEAD_INPUTS, SIDE_BY_SIDE = 16, 4, 64, 16

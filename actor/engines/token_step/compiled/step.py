@@ -18,8 +18,8 @@ from actor.engines.token_step.compiled.stored_codes import StoredWeight
 from actor.engines.token_step.packed import Packable, RowProduct
 from actor.engines.token_step.stacks import Linear, frozen
 from shared.errors import ModelError
+from shared.model.layers.lora import LoraLinear
 from shared.model.layers.trained_layers import signed
-from shared.model.lora import LoraLinear
 from shared.model.policy import Policy
 from shared.model.sampler import DrawnTokens
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.base.checksum import word_sum
-from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, block_scales, from_tensors, read_facts
+from shared.model.layers.nf4 import BLOCK, PARTS, STATE_KEY, block_scales, from_tensors, read_facts
 from shared.tensor_file import MappedFile
 
 CPU = torch.device("cpu")

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.model.nf4 import NF4Matmul, NF4Weight, fused_product, input_gradient, kernel_state, read_facts
-from shared.model.products import gradient_product, product_in_two, weight_product
+from shared.model.layers.nf4 import NF4Matmul, NF4Weight, fused_product, input_gradient, kernel_state, read_facts
+from shared.model.layers.products import gradient_product, product_in_two, weight_product
 
 PAIR = ("lora_A", "lora_B")
 FUSED_SCALES = 256
@@ -153,7 +153,7 @@ class LoraLinear(nn.Module):
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:
             return self.base(x)
-        # Column by column, as some products give it (shared/model/products.py), A x would be rounded in another way.
+        # Column by column, as some products give it (products.py), A x would be rounded in another way.
         rows = x.flatten(0, -2).contiguous()
         if torch.is_grad_enabled():
             y: Any = LoraProduct.apply(rows, self.lora_A, self.lora_B, self.base, self.scale)
