@@ -65,7 +65,7 @@ class CompiledSums:
         rows, width = product.shape
         tile = TileFields(**named, rows=rows, columns=width, start=columns.start, temperature=self.head.temperature)
         self.library.add_tile(ctypes.addressof(tile), torch.get_num_threads())
-        if self.weighted is not None:
+        if self.weighted is not None and shares is not None:
             found = shares @ weight
             given = (part.data_ptr() for part in (self.weighted, found, self.fade))
             self.library.add_faded(*given, *found.shape, torch.get_num_threads())

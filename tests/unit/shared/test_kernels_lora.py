@@ -12,7 +12,7 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.layers import Layers
 from protocol.messages import GroupOrder, Sampling
-from shared.model import lora
+from shared.model.layers import lora
 from shared.model.policy import Kernels, Policy
 from tests.support.fakes import shake, tiny_policy, tiny_prompter
 
