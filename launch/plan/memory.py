@@ -306,7 +306,7 @@ def micro_batch_tokens(work: Work) -> int:
     return max(tokens, prompt + completion)
 
 
-def used_tokens(work: Work, tokens: int) -> int:
+def used_tokens(work: Work, tokens: float) -> int:
     """Of a micro-batch with so many tokens, those of completions: only they meet the head."""
     prompt, completion, group = work.lengths.prompt, work.lengths.completion, work.rollout.group
     return max(1, round(tokens * completion / (prompt / group + completion)))

@@ -127,7 +127,10 @@ class ShortAttention(torch.autograd.Function):
         scaling: float,
         math: LayerMath,
     ) -> torch.Tensor:
-        weights = math.attention_weights(scores_of(query, key), mask, scaling, query.dtype)
+        # A bf16 factor would be rounded twice, so its product is scaled instead.
+        exact = query.dtype == torch.float32
+        scores = scores_of(query * scaling if exact else query, key)
+        weights = math.attention_weights(scores, mask, 1.0 if exact else scaling, query.dtype)
         ctx.save_for_backward(query, key, value, weights)
         ctx.scaling, ctx.math = scaling, math
         return mixed(weights, value)

@@ -96,7 +96,7 @@ class TorchMath:
     ) -> torch.Tensor:
         wide = widened_rows(x)
         inverse = inverse_rms(wide, eps)
-        found = grad * weight.float()
+        found = grad.float() * weight.float()
         share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
         found = found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
         return found if added is None else found.add_(added)
@@ -131,7 +131,7 @@ class TorchMath:
     def attention_weights(
         self, scores: torch.Tensor, mask: torch.Tensor, scaling: float, dtype: torch.dtype
     ) -> torch.Tensor:
-        scores = scores.mul_(scaling).masked_fill_(~mask, float("-inf"))
+        scores = (scores if scaling == 1.0 else scores.mul_(scaling)).masked_fill_(~mask, float("-inf"))
         return torch.softmax(scores, dim=-1).to(dtype)
 
     def score_gradients(self, weights: torch.Tensor, grad: torch.Tensor, scaling: float) -> torch.Tensor:
