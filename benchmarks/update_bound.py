@@ -1,10 +1,11 @@
 """How close an update comes to its arithmetic: its time against that of exactly its matrix products.
 
     update     learner.update.update.Update.apply: one prompt, G completions, forward, loss, backward, clipping, AdamW
+    in torch   the same where PyTorch's operations compute what is between the products (compute.kernels = "torch")
     products   forward, input gradients, LoRA and its gradients, attention, head and its gradient, each once, as plain
                products of PyTorch in bf16 with the model's own weights; nothing is read, written or summed besides
 
-Both in one process, in turn, so that what else the machine does meets both. With `--recompute` the update computes
+All in one process, in turn, so that what else the machine does meets all. With `--recompute` the update computes
 its layers twice, and the products stay the same.
 
 `--lengths` gives the tokens of each completion; the products of attention are those without padding.
@@ -32,7 +33,7 @@ from learner.wiring import build_trainer, load_trained_policy
 from shared.config.load import resolve
 from shared.config.tree import Config
 from shared.model.layers.lora import FrozenLinear
-from shared.model.policy import Policy
+from shared.model.policy import Kernels, Policy
 
 
 def main() -> None:
@@ -49,7 +50,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         config = config_for(args, args.cache or temporary)
         policy = load_trained_policy(config, "cpu")
-        updates, products = in_turn(args.rounds, update_of(policy, config, args), products_of(policy, args))
+        plain = policy.with_kernels(Kernels())
+        works = update_of(policy, config, args), update_of(plain, config, args), products_of(policy, args)
+        updates, in_torch, products = in_turn(args.rounds, *works)
     figures = {
         "model": args.model.name,
         "threads": args.threads,
@@ -57,8 +60,10 @@ def main() -> None:
         "lengths": args.lengths,
         "recompute": args.recompute,
         "update_s": round(float(np.median(updates)), 3),
+        "in_torch_s": round(float(np.median(in_torch)), 3),
         "products_s": round(float(np.median(products)), 3),
         "update_over_products": ratio_interval(updates, products),
+        "update_over_in_torch": ratio_interval(updates, in_torch),
     }
     print(json.dumps(figures, indent=2))
     print(write_result(args.name, figures))
