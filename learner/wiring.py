@@ -49,7 +49,7 @@ from learner.update.update import Update
 from protocol.access.key_list import is_invited
 from protocol.messages import Hello
 from shared.base.cache import cached_base
-from shared.base.load import Place, load_policy, pick_device, pick_dtype
+from shared.base.load import Place, check_once, check_paths, load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
 from shared.config.processes import ActorConfig, Parallel, SentDtype, sent_dtype
@@ -59,7 +59,7 @@ from shared.model.canary import canary_ids
 from shared.model.conversation import Conversation
 from shared.model.given_adapter import NONE_GIVEN, GivenAdapters
 from shared.model.kernels.choice import policy_with_kernels
-from shared.model.policy import Policy
+from shared.model.policy import TORCH, Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.busy_cores.watch import watch_cores
 from shared.process.card import driver_of
@@ -179,8 +179,11 @@ def load_trained_policy(config: Config, device: str, start: bytes = b"", place: 
     pin_torch(config.compute.learner_threads)
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
-    policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype, place)
+    base = cached_base(config.model)
+    policy = load_policy(base, config.model, config.lora, on, dtype, place)
     policy = policy_with_kernels(policy, config.compute, cache_root(config.model))
+    if policy.kernels is not TORCH:
+        check_once(policy, base, "training", lambda: check_paths(policy))
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
     if start:
         install_adapter(policy.adapter, start)

@@ -20,7 +20,7 @@ from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
 """Change which kernels run. A run sets them itself, but only if its configuration says so."""
-SLOWER = "no C compiler: PyTorch's operations compute token steps, which then take twice as long, and updates"
+SLOWER = "no C compiler: PyTorch computes all of token steps and updates, which then take up to twice as long"
 HARMFUL = {
     "OMP_THREAD_LIMIT",
     "OMP_DYNAMIC",
@@ -344,7 +344,8 @@ def kernels(machine: Machine) -> Finding:
     """Whether Triton can start. PyTorch computes where it cannot, so a run does not fail."""
     toolchain = known(machine.toolchain)
     if not on_card(machine):
-        slower = toolchain.compiler is None and machine.config.actor.token_step != "torch"
+        in_c = machine.config.actor.token_step != "torch" or machine.config.compute.compiles
+        slower = toolchain.compiler is None and in_c
         return note(SLOWER, INSTALL_COMPILER) if slower else ok("not needed: Triton's kernels are for cards")
     if machine.config.compute.kernels == "torch":
         return ok("not needed: compute.kernels is 'torch'")

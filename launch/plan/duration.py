@@ -171,16 +171,16 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
 def micro_batch_s(shape: ModelShape, work: Work, speed: Speed, tokens: float) -> float:
     """All passes over so many tokens."""
     rates, passes = speed.rates, work.passes
-    compiled = rates.compiled if work.compiles else None
+    compiled = rates.compiled.update if rates.compiled and work.compiles else None
     used = used_tokens(work, tokens)
     # Through modules, prompts and completions go one after the other.
     runs = (tokens,) if shape.own_layers else (used, tokens - used)
     products = shape.linear * sum(speed.product_s(rows) for rows in runs)
     # Half of it counts as forward, half as backward.
-    between_products = compiled.update if compiled and shape.own_layers else rates.layer.update
+    between_products = compiled.layer if compiled and shape.own_layers else rates.layer.update
     beside = other_layer_s(shape, between_products, tokens) / 2
     forward, backward = products + beside, products * rates.gradient / rates.product[-1] + beside
-    head = shape.vocabulary * shape.hidden * (compiled.update_head if compiled else rates.head) * used
+    head = shape.vocabulary * shape.hidden * (compiled.head if compiled else rates.head) * used
     with_gradient = (2 if work.batch.recomputes else 1) * forward + backward + head
     return passes.gradient * with_gradient + passes.forward * (forward + head / 2)
 
@@ -200,7 +200,8 @@ def install_s(shape: ModelShape, work: Work, speed: Speed) -> float:
 
 
 def canary_s(shape: ModelShape, work: Work, speed: Speed) -> float:
-    """Log-probs of a few tokens: nearly all of it is calls and reading the weights."""
+    """Log-probs of a few tokens through the modules: nearly all of it is calls, of which there are about as many as in
+    PyTorch's own layers, and reading the weights."""
     if not work.canary_tokens:
         return 0.0
     weights = shape.linear + shape.vocabulary * shape.hidden

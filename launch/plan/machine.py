@@ -47,11 +47,11 @@ from launch.plan.work import Dtype
 from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
 from shared.process.determinism import Blas, cpu_environment
-from shared.process.processor import cores_here, is_busy
+from shared.process.processor import C_CODE_COMPILERS, cores_here, find_compiler, is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 24
+FORMAT = 25
 """Changes with what is measured."""
 MAX_AGE_DAYS, MAX_BUSY_AGE_S = 30.0, 3600.0
 LIMIT_S = 60.0
@@ -81,8 +81,17 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """In an update of one micro-batch, forward and backward."""
 
 
+class CompiledUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an update that takes C code between its products."""
+
+    layer: OtherTimes
+    """As `LayerTimes.update`."""
+    head: float
+    """As `Rates.head`."""
+
+
 class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the token step in C, and of an update that takes C code between its products."""
+    """Of the token step in C, and of an update."""
 
     product: tuple[float, ...]
     """Seconds per weight for each of ROWS."""
@@ -96,10 +105,8 @@ class CompiledTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The same with sums of base and adapter."""
     sampler: float
     """Seconds per row and token of the vocabulary."""
-    update: OtherTimes
-    """As `LayerTimes.update`."""
-    update_head: float
-    """As `Rates.head`."""
+    update: CompiledUpdate | None
+    """None where PyTorch computes it."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +238,7 @@ def facts_of(threads: int, blas: Blas, dtype: Dtype) -> dict[str, Any]:
         "threads": threads,
         "blas": blas,
         "dtype": dtype,
+        "compiles": find_compiler(os.environ, C_CODE_COMPILERS) is not None,
     }
 
 
@@ -251,8 +259,10 @@ def is_sound(speed: Speed) -> bool:
     layer, compiled = one.layer, one.compiled
     parts = [layer.token_step, layer.folded_token_step, layer.update]
     if compiled:
-        times += [*compiled.product, *compiled.coded, *compiled.head, compiled.sampler, compiled.update_head]
-        parts += [compiled.token_step, compiled.folded_token_step, compiled.update]
+        times += [*compiled.product, *compiled.coded, *compiled.head, compiled.sampler]
+        parts += [compiled.token_step, compiled.folded_token_step]
+        times += [compiled.update.head] if compiled.update else []
+        parts += [compiled.update.layer] if compiled.update else []
     times += [time for part in parts for time in (part.calls, part.per_value)]
     in_c = [compiled.product, compiled.coded or ROWS, compiled.head or ROWS] if compiled else []
     is_whole = all(len(times) == len(ROWS) for times in (one.product, one.packed, *in_c))

@@ -15,7 +15,7 @@ from actor.engines.token_step.compiled.head import CompiledHead, TiledHead
 from actor.engines.token_step.compiled.library import Library, library_for
 from actor.engines.token_step.compiled.step import CompiledDraw, CompiledLayers
 from actor.engines.token_step.compiled.stored_codes import StoredWeight
-from launch.plan.machine import ROWS, SAMPLER_ROWS, CompiledTimes, OtherTimes
+from launch.plan.machine import ROWS, SAMPLER_ROWS, CompiledTimes, CompiledUpdate, OtherTimes
 from launch.plan.timed_layers import (
     GROUP,
     NARROW,
@@ -37,7 +37,7 @@ from launch.plan.timed_layers import (
 from shared.model.compiled.kernels import load_kernels
 from shared.model.layers.nf4 import BLOCK
 from shared.model.policy import Kernels, Policy
-from shared.process.processor import EIGHT_BIT_FLAG, VBMI_FLAG, read_flags
+from shared.process.processor import AVX2_FLAG, EIGHT_BIT_FLAG, VBMI_FLAG, read_flags
 from shared.run.run_dir import CPUINFO
 
 WIDTH = 1024
@@ -48,14 +48,12 @@ CODE_BYTES = 0.5 + 4 / BLOCK
 def compiled_times(dtype: torch.dtype, timed: Timed) -> CompiledTimes | None:
     """None where it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
-        library, found = library_for(dtype, Path(folder)), load_kernels(dtype, Path(folder))
-    if library is None or found is None:
+        library = library_for(dtype, Path(folder))
+        update = update_in_c(dtype, Path(folder), timed)
+    if library is None:
         return None
     make = partial(CompiledLayers, library=library)
     tiny, narrow = (TwoDepths.of(size, dtype) for size in (TINY, NARROW))
-    kernels = Kernels(sums=found.sums, math=found.math)
-    update = update_times(tiny.with_kernels(kernels), narrow.with_kernels(kernels), timed)
-    update_head = head_s(head_values(WIDTH, dtype), timed, found.sums)
     plain = folded = compiled_layer_times(tiny, narrow, make, timed)
     logits, uniforms = torch.randn(SAMPLER_ROWS, VOCABULARY), torch.rand(SAMPLER_ROWS, dtype=torch.float64)
     drawn_s = timed(partial(CompiledDraw(library), logits, uniforms)) / logits.numel()
@@ -76,8 +74,17 @@ def compiled_times(dtype: torch.dtype, timed: Timed) -> CompiledTimes | None:
         folded_token_step=folded,
         sampler=drawn_s,
         update=update,
-        update_head=update_head,
     )
+
+
+def update_in_c(dtype: torch.dtype, folder: Path, timed: Timed) -> CompiledUpdate | None:
+    found = load_kernels(dtype, folder) if AVX2_FLAG in read_flags(CPUINFO) else None
+    if found is None:
+        return None
+    kernels = Kernels(sums=found.sums, math=found.math)
+    tiny, narrow = (TwoDepths.of(size, dtype).with_kernels(kernels) for size in (TINY, NARROW))
+    head = head_s(head_values(WIDTH, dtype), timed, found.sums)
+    return CompiledUpdate(layer=update_times(tiny, narrow, timed), head=head)
 
 
 def coded_layers(policy: Policy, library: Library) -> CompiledLayers:

@@ -239,7 +239,7 @@ def check_once(
 def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
     """Everything that the result of a check depends on, as JSON."""
     sources = hashlib.sha256()
-    for file in (file for folder in folders for file in sorted(folder.glob("*.[pch]*"))):
+    for file in (file for folder in folders for file in sorted([*folder.glob("*.py"), *folder.glob("*.[ch]")])):
         sources.update(file.name.encode() + b"\0" + file.read_bytes())
     linears = (module for module in policy.backbone.modules() if isinstance(module, FrozenLinear))
     facts = {

@@ -94,17 +94,17 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     driver or the container does not allow that, `swap`. `auto` takes `release` if the run fits so, else `swap`; `run`
     chooses when it makes a run, and keeps the choice. Where nothing is planned `auto` means `release`."""
     blas: Literal["fast", "portable"] = "fast"
-    """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
-    machines."""
-    kernels: Literal["auto", "triton", "torch"] = "auto"
-    """What draws tokens, goes over the vocabulary and adds adapters on a card. `torch`: PyTorch's operations. `triton`:
-    our kernels. `auto` measures each one on its first start on a card, takes it where it is quicker, and keeps the
-    choice in `model.cache_dir`. On a CPU with AVX2, both take C code for what is between the products of an update."""
+    """`fast`: the widest vector units of this machine. `portable`: PyTorch's AVX2 kernels only, which give the same
+    bits on more machines."""
+    kernels: Literal["auto", "triton", "compiled", "torch"] = "auto"
+    """`torch`: PyTorch's operations. `triton`: on a card, our kernels draw tokens, go over the vocabulary and add
+    adapters. `compiled`: on a CPU, C code computes what is between the products of an update. `auto`: on a card each
+    kernel that a first start finds quicker (kept in `model.cache_dir`), on a CPU with AVX2 and GCC C code."""
 
     @property
     def compiles(self) -> bool:
         """Whether C code may compute on a CPU."""
-        return self.kernels != "torch" and self.blas == "fast"
+        return self.kernels == "compiled" or (self.kernels == "auto" and self.blas == "fast")
 
     @property
     def threads(self) -> int:

@@ -5,6 +5,7 @@
                 AVX512-BF16 but not AMX
     head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
     token_step  where it samples on a CPU (fp32: with AVX2, bf16: with AMX) and GCC is there: C code
+    kernels     on a CPU with AVX2 and GCC: C code; on a card `auto` stays, since only a measurement can choose
     threads     all physical cores that the container allows; half of them for each process if both compute at once
 
 `weights`, `head` and `token_step` are those of [actor]. They are kept in the run's config.json. Resume, actors that
@@ -46,7 +47,7 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 CODES_FLAG = "avx512_bf16"
 """Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
 AVX2_FLAG = "avx2"
-"""Of processors for which the token step in C was measured in fp32."""
+"""Of processors for which C code was measured: updates, and in fp32 the token step."""
 AVX512_FLAG = "avx512f"
 """Of processors with AVX-512."""
 VBMI_FLAG = "avx512vbmi"
@@ -61,7 +62,7 @@ LARGE_BYTES = 40 * 10**6
 """Size of the weight files above which bf16 is faster: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
 C_CODE_COMPILERS = ("gcc",)
-"""Of the token step in C (actor/engines/token_step/compiled)."""
+"""Of C code (shared/model/compiled, actor/engines/token_step/compiled)."""
 INSTALL_COMPILER = "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or name one in CC"
 BUSY = 0.5
 """So many other threads that run, for each core, that ours would wait for them."""
@@ -87,7 +88,7 @@ class Capacity:
     others: float = 0.0
     """Other processes that compute now, for each core of the machine."""
     compiler: bool = False
-    """Whether there is one for the token step in C."""
+    """Whether there is one for C code."""
 
 
 def look_at_capacity() -> Capacity:
@@ -219,9 +220,17 @@ def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Cap
     return structs.replace(
         compute,
         dtype=dtype,
+        kernels=compute.kernels if on_card else chosen_kernels(compute, found),
         learner_threads=compute.learner_threads or max(threads // compute.ranks, 1),
         actor_threads=compute.actor_threads or threads,
     )
+
+
+def chosen_kernels(compute: ComputeConfig, found: Capacity) -> Literal["triton", "compiled", "torch"]:
+    """What computes between the products of an update on a CPU."""
+    if compute.kernels != "auto":
+        return compute.kernels
+    return "compiled" if compute.compiles and found.compiler and AVX2_FLAG in found.flags else "torch"
 
 
 def bf16_instructions(compute: ComputeConfig, found: Capacity) -> str:

@@ -1,5 +1,5 @@
-/* What an update computes between its matrix products, each in one pass over memory; layer_math.py and head.py have the
-   formulas. All matrices are row after row. Sums are in fp32, and in an order that depends on neither the number of
+/* What an update computes between its matrix products; what a function reads again is in the cache. layer_math.py and
+   head.py have the formulas. All matrices are row after row. Sums are in fp32, and in an order that depends on neither the number of
    threads nor the other rows. kernels.py calls these functions. */
 
 #define WIDEST

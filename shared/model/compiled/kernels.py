@@ -1,7 +1,8 @@
-"""What layers compute between their products, in C: each function goes over memory once (kernels.c).
+"""What layers compute between their products, in C (kernels.c).
 
-PyTorch takes two to nine operations for each of them. In bf16 with 564 rows of half a billion parameters, they took a
-third of an update; these take a tenth of it (benchmarks/update_bound.py).
+PyTorch takes two to nine operations for each function, and each operation goes over memory. A function here does that
+once; what it reads again is in the cache. In bf16 with half a billion parameters, an update then takes three quarters
+of the time (benchmarks/update_bound.py).
 
 Functions read matrices row after row, so what lies column by column, as products of few rows give it, is copied first.
 They are compared with PyTorch's operations each time a library is opened, because a compiler may have faults.
@@ -58,8 +59,9 @@ class HeadsFields(ctypes.Structure):
 class CompiledMath:
     """On a CPU, of one type."""
 
-    def __init__(self, library: Any) -> None:
-        self.library = library
+    def __init__(self, library: Any, dtype: torch.dtype) -> None:
+        """dtype: that the library was compiled for."""
+        self.library, self.dtype = library, dtype
         for function, arguments in ARGUMENTS.items():
             getattr(library, function).argtypes, getattr(library, function).restype = arguments, None
         self.has_tiles = hasattr(library, THIN)
@@ -76,6 +78,8 @@ class CompiledMath:
         return found
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        # Every layer begins with this one: values of another type would be read and written beyond their end.
+        assert x.dtype == weight.dtype == self.dtype, f"{x.dtype}, {weight.dtype}"
         x = x.contiguous()
         y = torch.empty_like(x)
         self.library.norm(*addresses(x, weight, y), *rows_of(x), eps, torch.get_num_threads())
@@ -109,7 +113,7 @@ class CompiledMath:
         found: list[torch.Tensor] = []
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         for number, (bucket, rows) in enumerate(parts_of(places)):
-            turn = rotation[0][rows], rotation[1][rows]
+            turn = turn_of(rotation, rows)
             of_prompts = [part[places.owners[number - 1]] for part in found[1:3]] if number else [None, None]
             found += [
                 self.padded(bucket, query[rows], turn, None),
@@ -138,7 +142,7 @@ class CompiledMath:
         count = sum(bucket.row_count for bucket in places.buckets)
         found = tuple(grad.new_empty((count, grad.shape[1], grad.shape[3])) for grad in of_prompts)
         for number, (bucket, rows) in enumerate(parts_of(places)):
-            turn = rotation[0][rows], rotation[1][rows]
+            turn = turn_of(rotation, rows)
             arrived = grads[3 * number : 3 * number + 3] if number else of_prompts
             for result, grad, turned, first in zip(found, arrived, (turn, turn, None), (0, width, width), strict=True):
                 grad, out = grad.contiguous(), result[rows]
@@ -147,7 +151,7 @@ class CompiledMath:
         return found  # pyright: ignore[reportReturnType]
 
     def attention_weights(
-        self, scores: torch.Tensor, mask: torch.Tensor, scaling: float, dtype: torch.dtype
+        self, scores: torch.Tensor, scaling: float, mask: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
         scores, mask = scores.contiguous(), mask.contiguous()
         weights = torch.empty_like(scores, dtype=dtype)
@@ -184,6 +188,10 @@ def rows_of(x: torch.Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[-1], x.shape[-1]
 
 
+def turn_of(rotation: Rotation, rows: slice) -> Rotation:
+    return rotation[0][rows].contiguous(), rotation[1][rows].contiguous()
+
+
 def parts_of(places: Places) -> Iterator[tuple[Bucket, slice]]:
     """Each bucket and its rows."""
     start = 0
@@ -212,14 +220,14 @@ def refuse_difference(math: LayerMath, sums: SumsOf, dtype: torch.dtype) -> None
 
 
 def examples(math: LayerMath, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Results of every function, the same inputs in each call."""
+    """Results of every function, the same inputs in each call, large enough that several threads compute."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    places = Places.of((3, 2), (2, 1), (0, 1))
-    count, heads, size = 8, 2, 36
+    places = Places.of((60, 30), (90, 60), (0, 1))
+    count, heads, size = 240, 2, 36
     x, grad, added, weight = drawn(count, size), drawn(count, size), drawn(count, size), drawn(size)
     rotation = drawn(count, 1, size), drawn(count, 1, size)
     named = {
@@ -232,14 +240,14 @@ def examples(math: LayerMath, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     rows = drawn(count, heads, size), drawn(count, heads, size), drawn(count, heads, size)
     named["heads"] = padded = math.heads(*rows, rotation, places)
     named["gradient of heads"] = [*math.heads_gradients([drawn(*one.shape) for one in padded], rotation, places)]
-    mask = torch.ones(2, 1, 5, size, dtype=torch.bool).tril(size - 5)
-    scores = torch.randn((2, heads, 5, size), generator=generator)
-    weights = math.attention_weights(scores, mask, 0.3, dtype)
+    mask = torch.ones(2, 1, 60, 75, dtype=torch.bool).tril(15)
+    scores = torch.randn((2, heads, 60, 75), generator=generator)
+    weights = math.attention_weights(scores, 0.3, mask, dtype)
     named["weights of attention"] = [weights]
     named["gradient of scores"] = [math.score_gradients(weights, drawn(*weights.shape), 0.3)]
-    thin, wide = drawn(40, 17), drawn(40, 36)
-    named["gradient of A"] = [math.transposed_product(thin, wide)]
-    named["gradient of B"] = [math.transposed_product(wide, thin, 0.5)]
+    low = drawn(count, 17)
+    named["gradient of A"] = [math.transposed_product(low, x)]
+    named["gradient of B"] = [math.transposed_product(x, low, 0.5)]
     return {name: torch.cat([part.flatten() for part in parts]) for name, parts in named.items()}
 
 
@@ -249,7 +257,7 @@ def examples_of_head(sums: SumsOf, dtype: torch.dtype) -> dict[str, torch.Tensor
     hidden.requires_grad_()
     with torch.enable_grad():
         targets = torch.tensor([0, 2047, 2048, 2099, 7])
-        found = token_stats(hidden, weight, targets, temperature=0.8, rows=3, sums=sums)
+        found = token_stats(hidden, weight, targets, temperature=0.8, rows=5, sums=sums)
         (gradient,) = torch.autograd.grad(found.logprobs.sum(), hidden)
     return {"log-probs": found.logprobs.detach(), "entropies": found.entropies, "gradient of log-probs": gradient}
 
@@ -269,9 +277,10 @@ def load_kernels(dtype: torch.dtype, cache: Path) -> CompiledKernels | None:
     try:
         file = built(SOURCE, dtype, cache)
         library = opened(file)
-        math, sums = CompiledMath(library), CompiledSumsOf(library)
+        math, sums = CompiledMath(library, dtype), CompiledSumsOf(library)
         refuse_difference(math, sums, dtype)
-    except (CannotCompile, OSError) as error:
+    # A damaged file may lack a function.
+    except (CannotCompile, OSError, AttributeError) as error:
         log.warning("PyTorch computes what an update needs between its products, because %s", error)
         return None
     return CompiledKernels(name=file.stem, math=math, sums=sums)

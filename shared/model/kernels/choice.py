@@ -1,24 +1,26 @@
 """Which of the kernels a process uses: chosen on its machine when it starts, and on a card kept.
 
-    compute.kernels   `torch`   PyTorch's own operations
-                      `triton`  on a card, every kernel that agrees with PyTorch
-                      `auto`    those of them that are also quicker here (trial.py), each judged for itself
+    compute.kernels   `torch`      PyTorch's own operations
+                      `triton`     on a card, every kernel that agrees with PyTorch
+                      `compiled`   on a CPU, C code (shared/model/compiled) if it agrees with PyTorch
+                      `auto`       on a card, kernels that agree and are also quicker here (trial.py), each judged for
+                                   itself; on a CPU with AVX2, C code
 
-On a CPU both are C code (shared/model/compiled), for a processor with AVX2 and where GCC is. Where Triton or GCC cannot
-start, and where a kernel fails or does not agree, PyTorch computes and the log says why; that never ends a process.
+Where Triton or GCC cannot start, and where a kernel fails or does not agree, PyTorch computes and the log says why;
+that never ends a process.
 
-Kernel and torch version differ in rounding, so a run must not change between them. Therefore the first process that
-chooses on a card writes its choice into the cache folder, and all others read it: the other process of the run,
-`resume`, and `replay`. It belongs to what the choice depends on: card, driver, versions of PyTorch and Triton, the code
-in this folder, the setting, and the shapes. It is not part of the run directory, since an actor may be on another
-machine, and another card has other kernels in every library besides. If the cache folder is emptied, the measurement is
-made again. No other choice depends on it.
+Kernel and torch version differ in rounding, so a run must not change between them. On a CPU, `auto` becomes one of the
+others when a run starts (shared/process/processor.py). On a card, the first process that chooses writes its choice into
+the cache folder, and all others read it: the other process of the run, `resume`, and `replay`. It belongs to what the
+choice depends on: card, driver, versions of PyTorch and Triton, the code in this folder, the setting, and the shapes.
+It is not part of the run directory, since an actor may be on another machine, and another card has other kernels in
+every library besides. If the cache folder is emptied, the measurement is made again; the other settings do not depend
+on it.
 """
 
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +36,7 @@ from shared.model.kernels.toolchain import Toolchain, look_at_toolchain, missing
 from shared.model.kernels.trial import TRIALS, Judgement, Seconds, Trial, card_seconds, judge
 from shared.model.policy import TORCH, Kernels, Policy
 from shared.process.card import CardFacts, card_facts
-from shared.process.processor import AVX2_FLAG, C_CODE_COMPILERS, find_compiler, read_flags
+from shared.process.processor import AVX2_FLAG, read_flags
 from shared.run.file_lock import exclusive
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import CPUINFO
@@ -57,9 +59,9 @@ def policy_with_kernels(policy: Policy, compute: ComputeConfig, cache: Path) -> 
     """cache: the folder of the choice, and of what is compiled."""
     setting = compute.kernels
     if policy.device.type == "cpu":
-        kernels = compiled_kernels(policy.dtype, cache) if compute.compiles and can_compile() else None
-        return policy.with_kernels(kernels) if kernels else policy
-    if setting == "torch":
+        compiled = can_be_compiled(compute)
+        return policy.with_kernels(compiled_kernels(policy.dtype, cache)) if compiled else policy
+    if setting in ("torch", "compiled"):
         return policy
     toolchain = look_at_toolchain()
     if lacks := missing(toolchain):
@@ -70,16 +72,16 @@ def policy_with_kernels(policy: Policy, compute: ComputeConfig, cache: Path) -> 
     return policy.with_kernels(chosen_kernels(policy, facts, cache, TRIALS, card_seconds))
 
 
-def can_compile() -> bool:
-    """Whether C code helps here."""
-    return AVX2_FLAG in read_flags(CPUINFO) and find_compiler(os.environ, C_CODE_COMPILERS) is not None
+def can_be_compiled(compute: ComputeConfig) -> bool:
+    """Whether C code was asked for, or may be taken on this processor."""
+    return compute.kernels == "compiled" or (compute.compiles and AVX2_FLAG in read_flags(CPUINFO))
 
 
-def compiled_kernels(dtype: torch.dtype, cache: Path) -> Kernels | None:
-    """None if they cannot be built; the log says why."""
+def compiled_kernels(dtype: torch.dtype, cache: Path) -> Kernels:
+    """PyTorch's if there is no C code here; the log says why."""
     found = load_kernels(dtype, cache)
     if found is None:
-        return None
+        return TORCH
     log.info("%s computes what an update needs between its products", found.name)
     return Kernels(sums=found.sums, math=found.math)
 

@@ -95,14 +95,19 @@ def short_attention(
     """Heads that share a key are put side by side as its queries. mask [B, 1, t, L] bool."""
     if cap is None:
         return ShortAttention.apply(query, key, value, mask, scaling, math)  # pyright: ignore[reportReturnType]
-    scores = capped(scores_of(query, key).mul_(scaling), cap)
-    return mixed(TORCH_MATH.attention_weights(scores, mask, 1.0, query.dtype), value)
+    scores, scale = scores_of(query, key, scaling)
+    scores = capped(scores.mul_(scale), cap)
+    return mixed(TORCH_MATH.attention_weights(scores, 1.0, mask, query.dtype), value)
 
 
-def scores_of(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """[B, heads, t, D], [B, kv heads, L, D] -> [B, heads, t, L] fp32 without the scale"""
-    side_by_side = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
-    return product_fp32(side_by_side, key.transpose(2, 3)).view(*query.shape[:3], -1)
+def scores_of(query: torch.Tensor, key: torch.Tensor, scaling: float) -> tuple[torch.Tensor, float]:
+    """[B, heads, t, D], [B, kv heads, L, D] -> [B, heads, t, L] fp32, and what they are still to be multiplied by. A
+    factor in fp32 is scaled before the product; one in bf16 would be rounded twice."""
+    exact = query.dtype == torch.float32
+    scaled = query * scaling if exact else query
+    side_by_side = scaled.reshape(len(query), key.shape[1], -1, query.shape[-1])
+    scores = product_fp32(side_by_side, key.transpose(2, 3)).view(*query.shape[:3], -1)
+    return scores, 1.0 if exact else scaling
 
 
 def mixed(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -127,10 +132,7 @@ class ShortAttention(torch.autograd.Function):
         scaling: float,
         math: LayerMath,
     ) -> torch.Tensor:
-        # A bf16 factor would be rounded twice, so its product is scaled instead.
-        exact = query.dtype == torch.float32
-        scores = scores_of(query * scaling if exact else query, key)
-        weights = math.attention_weights(scores, mask, 1.0 if exact else scaling, query.dtype)
+        weights = math.attention_weights(*scores_of(query, key, scaling), mask, query.dtype)
         ctx.save_for_backward(query, key, value, weights)
         ctx.scaling, ctx.math = scaling, math
         return mixed(weights, value)

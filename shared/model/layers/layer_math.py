@@ -61,7 +61,7 @@ class LayerMath(Protocol):
         ...
 
     def attention_weights(
-        self, scores: torch.Tensor, mask: torch.Tensor, scaling: float, dtype: torch.dtype
+        self, scores: torch.Tensor, scaling: float, mask: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
         """[B, heads, t, L] fp32, which may be overwritten, [B, 1, t, L] bool -> [B, heads, t, L] of that type"""
         ...
@@ -96,7 +96,7 @@ class TorchMath:
     ) -> torch.Tensor:
         wide = widened_rows(x)
         inverse = inverse_rms(wide, eps)
-        found = grad.float() * weight.float()
+        found = grad * weight.float()
         share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
         found = found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
         return found if added is None else found.add_(added)
@@ -129,7 +129,7 @@ class TorchMath:
         return rotated_back(query, rotation), rotated_back(key, rotation), value
 
     def attention_weights(
-        self, scores: torch.Tensor, mask: torch.Tensor, scaling: float, dtype: torch.dtype
+        self, scores: torch.Tensor, scaling: float, mask: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
         scores = (scores if scaling == 1.0 else scores.mul_(scaling)).masked_fill_(~mask, float("-inf"))
         return torch.softmax(scores, dim=-1).to(dtype)

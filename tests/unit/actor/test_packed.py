@@ -313,7 +313,7 @@ def adapted_linear(out: int, size: int, rank: int) -> LoraLinear:
     return linear
 
 
-NORM = Norm(weight=torch.ones((), dtype=torch.bfloat16), eps=1e-6)
+NORM = Norm(weight=torch.ones(128, dtype=torch.bfloat16), eps=1e-6)
 
 
 @needs_bf16

@@ -297,9 +297,11 @@ def test_what_triton_lacks_is_a_warning_with_its_remedy(toolchain: Toolchain, fo
 def test_without_a_card_and_a_compiler_token_steps_take_longer() -> None:
     machine = replace(sound(), toolchain=replace(TOOLCHAIN, compiler=None))
     finding = hardware_checks.kernels(machine)
-    assert finding.level == "note" and "token steps, which then take twice as long" in finding.found
+    assert finding.level == "note" and "token steps and updates, which then take up to twice as long" in finding.found
     assert "apt-get install gcc" in finding.remedy
     config = structs.replace(machine.config, actor=structs.replace(machine.config.actor, token_step="torch"))
+    assert hardware_checks.kernels(replace(machine, config=config)).level == "note", "updates do"
+    config = structs.replace(config, compute=structs.replace(config.compute, kernels="torch"))
     assert hardware_checks.kernels(replace(machine, config=config)).level == "ok"
     chosen = configured(compute={"device": "cuda", "kernels": "torch"})(with_torch()(machine))
     assert hardware_checks.kernels(chosen).level == "ok", "nor where PyTorch is asked for"

@@ -17,7 +17,7 @@ from launch.plan.duration import (
     step_time,
     update_s,
 )
-from launch.plan.machine import CompiledTimes, OtherTimes, Speed
+from launch.plan.machine import CompiledTimes, CompiledUpdate, OtherTimes, Speed
 from launch.plan.memory import NF4_BYTES, host_memory, size_of, update_items
 from launch.plan.remedies import REFUSAL_MARGIN
 from launch.plan.shape import Lengths
@@ -97,7 +97,7 @@ def compiled_speed(**times: Any) -> Speed:
     """A machine with C code."""
     other = OtherTimes(calls=1e-5, per_value=1e-10)
     usual = {"product": (1e-9,) * 5, "coded": (25e-11,) * 5, "head": (1e-10,) * 5, "sampler": 1e-10}
-    usual |= {"token_step": other, "folded_token_step": other, "update": other, "update_head": 1e-12}
+    usual |= {"token_step": other, "folded_token_step": other, "update": CompiledUpdate(layer=other, head=1e-12)}
     compiled = CompiledTimes(**usual | times)
     return structs.replace(SPEED, rates=structs.replace(RATES, compiled=compiled))
 
@@ -132,9 +132,11 @@ def test_an_update_takes_the_time_of_c_code_unless_pytorch_is_asked_for() -> Non
     in_c, plain = work(), work(compute={"kernels": "torch"})
     assert update_s(HALF, in_c, SPEED) == update_s(HALF, plain, compiled_speed()) == update_s(HALF, plain, SPEED)
     found = update_s(HALF, in_c, compiled_speed())
-    slower_head = update_s(HALF, in_c, compiled_speed(update_head=2e-12))
+    usual = OtherTimes(calls=1e-5, per_value=1e-10)
+    slower_head = update_s(HALF, in_c, compiled_speed(update=CompiledUpdate(layer=usual, head=2e-12)))
     assert slower_head - found == pytest.approx(1e-12 * 151_936 * 896 * 8 * 64, rel=0.01)
-    more_calls = OtherTimes(calls=1e-3 + 1e-5, per_value=1e-10)
+    more_calls = CompiledUpdate(layer=OtherTimes(calls=1e-3 + 1e-5, per_value=1e-10), head=1e-12)
+    assert update_s(HALF, in_c, compiled_speed(update=None)) == update_s(HALF, plain, SPEED)
     slower_layers = update_s(HALF, in_c, compiled_speed(update=more_calls))
     assert slower_layers - found == pytest.approx(1e-3 * HALF.layers, rel=0.01)
     modules = replace(HALF, own_layers=False)

@@ -103,14 +103,18 @@ def test_the_moments_are_made_at_the_start_as_pytorch_makes_them_in_the_first_st
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_all_that_a_step_allocates_was_asked_for_before_it(decay: float) -> None:
     """Otherwise memory could run out between two parameters."""
-    params = parameters()
-    optimizer = Optimizer(params, OptimizerConfig(weight_decay=decay), 3)
-    give_gradients(params, 0)
-    with Allocations() as reserved:
-        optimizer.reserve()
-    with Allocations() as stepped:
-        optimizer.adamw.step()
-    assert reserved.sizes and not Counter(stepped.sizes) - Counter(reserved.sizes)
+    for device in ("cpu", "meta"):
+        params = {name: nn.Parameter(value.to(device)) for name, value in parameters().items()}
+        optimizer = Optimizer(params, OptimizerConfig(weight_decay=decay), 3)
+        for value in params.values():
+            value.grad = torch.ones_like(value)
+        with Allocations(device=device) as reserved:
+            optimizer.reserve()
+        with Allocations(device=device) as stepped:
+            optimizer.adamw.step()
+        large = [size for size in stepped.sizes if size >= min(value.nbytes for value in params.values())]
+        assert not Counter(large) - Counter(reserved.sizes)
+        assert bool(reserved.sizes) == bool(large) == (device == "meta"), "on a CPU it goes over each parameter once"
 
 
 def test_a_state_of_another_adapter_is_refused() -> None:

@@ -13,7 +13,7 @@ import torch
 from shared.model.compiled.build import CannotCompile, opened
 from shared.model.compiled.head import CompiledSumsOf
 from shared.model.compiled.kernels import SOURCE, CompiledMath, refuse_difference
-from shared.model.head import LogitForm, Sums, token_stats
+from shared.model.head import Head, LogitForm, Sums, token_stats
 from shared.model.layers.layer_math import TORCH_MATH, LayerMath, TorchMath, signed
 from shared.model.layers.sequences import Places
 from shared.model.layers.trained_layers import TrainedLayers
@@ -54,7 +54,7 @@ def functions(kind: Kind, tmp_path: Path) -> Functions:
     """Compiled once for all tests of this process."""
     if kind not in made:
         library = opened(library_file(SOURCE, kind, tmp_path))
-        made[kind] = Functions(math=CompiledMath(library), sums=CompiledSumsOf(library))
+        made[kind] = Functions(math=CompiledMath(library, kind.dtype), sums=CompiledSumsOf(library))
     return made[kind]
 
 
@@ -78,7 +78,9 @@ def doubled(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def is_near(found: torch.Tensor, exact: torch.Tensor, limit: float) -> bool:
-    return bool((found.double() - exact).norm() <= limit * exact.norm())
+    """As a vector, and in no value by more than four times that share of the largest one."""
+    error = found.double() - exact
+    return bool(error.norm() <= limit * exact.norm() and error.abs().max() <= 4 * limit * exact.abs().max())
 
 
 shapes = pytest.mark.parametrize(("rows", "width"), [(1, 5), (7, 36), (3, 64), (300, 48), (564, 100)])
@@ -163,7 +165,7 @@ def test_attention(functions: Functions, kind: Kind, queries: int, columns: int)
     mask[..., 0] = True
     exact = scores.double().requires_grad_()
     expected = reference.attention_weights(exact, mask, 0.3)
-    weights = functions.math.attention_weights(scores.clone(), mask, 0.3, kind.dtype)
+    weights = functions.math.attention_weights(scores.clone(), 0.3, mask, kind.dtype)
     assert weights.dtype == kind.dtype and is_near(weights, expected, LIMIT[kind.dtype])
     assert not weights[~mask.expand_as(weights)].any()
     (grad,) = drawn(kind, weights.shape)
@@ -220,7 +222,7 @@ def test_what_is_not_a_number_stays_so(functions: Functions, kind: Kind) -> None
     results = [
         functions.math.norm(x, weights, EPS),
         functions.math.gated(x, x),
-        functions.math.attention_weights(x.float()[None, None], torch.ones(1, 1, 3, 40).bool(), 1.0, kind.dtype)[0, 0],
+        functions.math.attention_weights(x.float()[None, None], 1.0, torch.ones(1, 1, 3, 40).bool(), kind.dtype)[0, 0],
     ]
     for result in results:
         assert result.isnan().any(dim=1).tolist() == [False, True, False]
@@ -242,13 +244,25 @@ def every_result(functions: Functions, kind: Kind, of: Callable[[torch.Tensor], 
     math = functions.math
     x, grad, added, weight, low = drawn(kind, (400, 96), (400, 96), (400, 96), (96,), (400, 5))
     mask = torch.ones(1, 1, 400, 96, dtype=torch.bool)
+    places = Places.of((60, 40), (60, 60, 60), (0, 1, 1))
+    heads = drawn(kind, (280, 4, 32), (280, 2, 32), (280, 2, 32))
+    rotation = tuple(drawn(kind, (280, 1, 32), (280, 1, 32)))
+    padded = math.heads(*heads, rotation, places)
+    hidden, head = drawn(kind, (60, 96), (3000, 96))
+    tile = Head(weight=head, form=LogitForm(), temperature=0.7)
+    sums: Any = functions.sums(tile, hidden, torch.arange(60), entropies=True, directions=True)
+    (product,) = drawn(kind, (60, 3000))
+    sums.add(product, slice(0, 3000), product[:, :1])
     return [
+        sums.sums,
+        *padded,
+        *math.heads_gradients(padded, rotation, places),
         math.by_rows(of(x)),
         math.norm(of(x), weight, EPS),
         math.norm_gradient(of(x), weight, EPS, of(grad), of(added)),
         math.gated(of(x), of(grad)),
         *math.gated_gradients(of(x), of(grad), of(added).clone()),
-        math.attention_weights(of(x.float())[None, None], mask, 0.3, kind.dtype),
+        math.attention_weights(of(x.float())[None, None], 0.3, mask, kind.dtype),
         math.score_gradients(of(x), of(grad).clone(), 0.3),
         math.transposed_product(of(low), of(x)),
     ]
@@ -260,7 +274,8 @@ def test_the_bits_depend_on_neither_threads_nor_order_in_memory(functions: Funct
     with threads(3):
         shared = every_result(functions, kind, lambda x: x)
     turned = every_result(functions, kind, lambda x: x.t().contiguous().t())
-    ours = slice(0, 10 if functions.math.has_tiles else 9)
+    # The last one is PyTorch's where there are no tiles.
+    ours = slice(None if functions.math.has_tiles else -1)
     for one, other, third in zip(expected[ours], shared[ours], turned[ours], strict=True):
         assert torch.equal(one, other) and torch.equal(one, third)
 
@@ -275,8 +290,8 @@ def test_layers_have_the_values_and_gradients_of_pytorch(
     policy = plain.with_kernels(Kernels(math=functions.math, sums=functions.sums))
     with torch.no_grad():
         ours, theirs = used(policy, counts), used(plain, counts)
-    # In bf16 a sum in another order may round the other way, which hardly ever happens.
-    assert ours.ne(theirs).float().mean() <= (1.0 if kind.dtype == FP32 else 0.02)
+    if kind.dtype == BF16:
+        assert ours.ne(theirs).float().mean() <= 0.02, "a sum in another order hardly ever rounds the other way"
     assert is_near(ours, theirs.double(), LIMIT[kind.dtype])
     limit = 2e-5 if kind.dtype == FP32 else 2**-5
     for mine, other in zip(gradients(policy, counts), gradients(plain, counts), strict=True):

@@ -178,7 +178,7 @@ def test_a_kernel_that_fails_is_no_crash_and_is_tried_again_another_time(
     assert choose(policy, tmp_path, DRAW, 1.0, 2.0).draw is kernel
 
 
-@pytest.mark.parametrize("compute", [{"kernels": "torch"}, {"blas": "portable"}])
+@pytest.mark.parametrize("compute", [{"kernels": "torch"}, {"kernels": "triton"}, {"blas": "portable"}])
 def test_a_cpu_computes_with_pytorch_where_it_is_asked_for(
     policy: Policy, tmp_path: Path, compute: dict[str, Any]
 ) -> None:
@@ -187,21 +187,25 @@ def test_a_cpu_computes_with_pytorch_where_it_is_asked_for(
 
 
 @needs_compiler
-@pytest.mark.parametrize("setting", ["auto", "triton"])
-def test_a_cpu_takes_c_code(policy: Policy, tmp_path: Path, setting: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("compute", [{}, {"kernels": "compiled"}, {"kernels": "compiled", "blas": "portable"}])
+def test_a_cpu_takes_c_code(
+    policy: Policy, tmp_path: Path, compute: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
-        found = policy_with_kernels(policy, ComputeConfig(kernels=setting), tmp_path)
+        found = policy_with_kernels(policy, ComputeConfig(**compute), tmp_path)
     assert isinstance(found.kernels.math, CompiledMath) and isinstance(found.kernels.sums, CompiledSumsOf)
     assert found.layers and all(layer.math is found.kernels.math for layer in found.layers.layers)
     assert [file.suffix for file in sorted(tmp_path.iterdir())] == [".lock", ".so"]
     assert "computes what an update needs between its products" in caplog.text
 
 
-def test_without_a_compiler_a_cpu_computes_with_pytorch(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@needs_compiler
+def test_without_a_compiler_a_cpu_computes_with_pytorch_and_says_why(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert policy_with_kernels(policy, ComputeConfig(), tmp_path) is policy
+    assert policy_with_kernels(policy, ComputeConfig(), tmp_path).kernels is TORCH
+    assert "because there is no C compiler; install a C compiler" in caplog.text
 
 
 @needs_compiler
@@ -212,7 +216,7 @@ def test_a_compiler_that_fails_is_named(
     compiler.write_text("#!/bin/sh\necho 'cc: error: no sources' >&2; exit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert policy_with_kernels(policy, ComputeConfig(), tmp_path / "cache") is policy
+    assert policy_with_kernels(policy, ComputeConfig(), tmp_path / "cache").kernels is TORCH
     (message,) = caplog.messages
     assert message.endswith(f"needs between its products, because '{compiler}' failed: cc: error: no sources")
 

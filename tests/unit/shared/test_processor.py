@@ -132,6 +132,29 @@ def test_a_run_whose_token_step_is_to_be_chosen_is_open() -> None:
 
 
 @pytest.mark.parametrize(
+    ("compute", "flags", "compiler", "chosen"),
+    [
+        ({}, ("avx2",), True, "compiled"),
+        ({}, ("avx2",), False, "torch"),
+        ({}, (), True, "torch"),
+        ({"dtype": "bf16"}, ("avx2",), True, "compiled"),
+        ({"blas": "portable"}, ("avx2",), True, "torch"),
+        ({"kernels": "torch"}, ("avx2",), True, "torch"),
+        ({"kernels": "triton"}, ("avx2",), True, "triton"),
+        ({"kernels": "compiled"}, (), False, "compiled"),
+        ({"device": "cuda"}, ("avx2",), True, "auto"),
+    ],
+)
+def test_what_computes_between_products_follows_from_processor_and_compiler(
+    compute: dict[str, Any], flags: tuple[str, ...], compiler: bool, chosen: str
+) -> None:
+    found = replace(capacity(*flags), compiler=compiler)
+    assert settled_config(resolve({"compute": compute}), found).compute.kernels == chosen
+    on_card = replace(found, card=True)
+    assert settled_config(resolve({"compute": compute}), on_card).compute.kernels == compute.get("kernels", "auto")
+
+
+@pytest.mark.parametrize(
     ("sections", "flags", "compiler", "chosen"),
     [
         ({}, ("avx2",), True, "compiled"),
