@@ -10,6 +10,7 @@ from launch.plan.cost import chosen_work, work_of
 from launch.plan.duration import (
     BETWEEN_S,
     HASHED_BYTE_S,
+    IN_A_RUN,
     decode_s,
     install_s,
     micro_batch_s,
@@ -170,6 +171,7 @@ def test_each_new_adapter_is_published_and_installed() -> None:
     time = step_time(HALF, one, SPEED, SPEED)
     assert time.step == pytest.approx(BETWEEN_S + time.install + time.rollout + time.update)
     assert time.install == install_s(HALF, one, SPEED)
+    assert time.update == IN_A_RUN * update_s(HALF, one, SPEED)
     overlapping = replace(time, overlaps=True)
     assert overlapping.step == pytest.approx(BETWEEN_S + max(time.install + time.rollout, time.update))
 
@@ -229,7 +231,7 @@ def test_what_is_done_with_each_value_counts_by_values() -> None:
     # What is computed again is half of it.
     for recompute, share in (("never", 1.0), ("always", 1.5)):
         one = work(batch={"recompute": recompute})
-        found, longer = (step_time(HALF, one, SPEED, learner).update for learner in (SPEED, update))
+        found, longer = (update_s(HALF, one, learner) for learner in (SPEED, update))
         assert longer - found == pytest.approx(share * (64 + 8 * 64) * HALF.outputs * 1e-9)
 
 
