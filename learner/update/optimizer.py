@@ -8,7 +8,7 @@ The first step already has a rate above zero. Moments are fp32; they are stored 
 
 Memory never runs out in the middle of a step, which could not be taken back: the moments are made at the start, and
 what AdamW allocates within a step on a card, one tensor the size of each parameter, is asked for and given back before
-it. On a CPU it goes over each parameter once and allocates nothing.
+it. On a CPU it goes over each parameter once and allocates nothing; there, asking costs nothing.
 
     owners   which parameters this process steps (placement/placement.py); it has the moments of these alone
     home     where it steps them, if not where they are: values, gradient and moments of the owned ones are there too,
@@ -58,8 +58,8 @@ class Optimizer:
         # A group, since a rank may own nothing.
         group = {"params": [*self.stepped.values()]}
         # This takes a quarter of the time of one operation after the other.
-        self.is_fused = all(parameter.is_cpu for parameter in self.stepped.values())
-        form = {"fused": True} if self.is_fused else {"foreach": True}
+        on_cpu = all(parameter.is_cpu for parameter in self.stepped.values())
+        form = {"fused": True} if on_cpu else {"foreach": True}
         self.adamw = torch.optim.AdamW([group], lr=config.lr, betas=betas, weight_decay=config.weight_decay, **form)
         for parameter in self.stepped.values():
             zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in MOMENTS}
@@ -110,9 +110,8 @@ class Optimizer:
 
     def reserve(self) -> None:
         """Have the memory of a step in the allocator's cache; where it is not, this fails and not the step."""
-        if not self.is_fused:
-            temporary = [torch.empty_like(parameter) for parameter in self.stepped.values()]
-            del temporary
+        temporary = [torch.empty_like(parameter) for parameter in self.stepped.values()]
+        del temporary
 
     def all_finite(self) -> bool:
         """Whether the parameters have a norm that is a number."""

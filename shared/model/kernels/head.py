@@ -40,7 +40,8 @@ class FoldedSums:
         """[n, H] D"""
 
     def add(self, product: torch.Tensor, columns: slice, center: torch.Tensor | None) -> None:
-        assert center is None, "on a card, products are in fp32"
+        # On a card there is none.
+        product = product if center is None else product.float().add_(center)
         rows, width = product.shape
         form, weight = self.head.form, self.head.weight[columns]
         shares = product if self.weighted is None else weight.new_empty((rows, width))
