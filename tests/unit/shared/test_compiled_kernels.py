@@ -245,9 +245,9 @@ def every_result(functions: Functions, kind: Kind, of: Callable[[torch.Tensor], 
     x, grad, added, weight, low = drawn(kind, (400, 96), (400, 96), (400, 96), (96,), (400, 5))
     mask = torch.ones(1, 1, 400, 96, dtype=torch.bool)
     places = Places.of((60, 40), (60, 60, 60), (0, 1, 1))
-    heads = drawn(kind, (280, 4, 32), (280, 2, 32), (280, 2, 32))
-    rotation = tuple(drawn(kind, (280, 1, 32), (280, 1, 32)))
-    padded = math.heads(*heads, rotation, places)
+    query, key, value = drawn(kind, (280, 4, 32), (280, 2, 32), (280, 2, 32))
+    cos, sin = drawn(kind, (280, 1, 32), (280, 1, 32))
+    padded = math.heads(query, key, value, (cos, sin), places)
     hidden, head = drawn(kind, (60, 96), (3000, 96))
     tile = Head(weight=head, form=LogitForm(), temperature=0.7)
     sums: Any = functions.sums(tile, hidden, torch.arange(60), entropies=True, directions=True)
@@ -256,7 +256,7 @@ def every_result(functions: Functions, kind: Kind, of: Callable[[torch.Tensor], 
     return [
         sums.sums,
         *padded,
-        *math.heads_gradients(padded, rotation, places),
+        *math.heads_gradients(padded, (cos, sin), places),
         math.by_rows(of(x)),
         math.norm(of(x), weight, EPS),
         math.norm_gradient(of(x), weight, EPS, of(grad), of(added)),
