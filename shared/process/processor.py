@@ -165,7 +165,8 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
 
 def is_open(config: Config) -> bool:
     """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used.
-    `weights` and `head` may stay `auto` where they are dense in any case, and all three where `hf` does not sample."""
+    `weights` and `head` may stay `auto` where they are dense in any case, and all three where `hf` does not sample.
+    `kernels` may stay too: a process chooses when it starts (shared/model/kernels/choice.py)."""
     compute, actor = config.compute, config.actor
     in_bf16 = "auto" in (actor.weights, actor.head) and compute.dtype != "fp32"
     sampling = actor.engine == "hf" and (actor.token_step == "auto" or in_bf16)

@@ -1,6 +1,6 @@
-/* What an update computes between its matrix products; what a function reads again is in the cache. layer_math.py and
-   head.py have the formulas. All matrices are row after row. Sums are in fp32, and in an order that depends on neither the number of
-   threads nor the other rows. kernels.py calls these functions. */
+/* What an update computes between its matrix products; what a function reads again is in the cache. The formulas are in
+   layer_math.py and shared/model/head.py. All matrices are row after row. Sums are in fp32, in an order that depends on
+   neither the number of threads nor the other rows. kernels.py and head.py call these functions. */
 
 #define WIDEST
 #include "lanes.h"
@@ -40,7 +40,7 @@ INLINE lanes sigmoid(lanes x) { return 1.0f / (1.0f + exp_of(-x)); }
 #define BLOCK 32 /* rows and columns, few enough that both matrices stay in the nearest cache */
 
 /* [width][rows] -> [rows][width] */
-void by_rows(const value *x, value *out, int64_t rows, int64_t width, int64_t threads) {
+void row_major(const value *x, value *out, int64_t rows, int64_t width, int64_t threads) {
   int64_t across = (width + BLOCK - 1) / BLOCK, blocks = (rows + BLOCK - 1) / BLOCK * across;
 #pragma omp parallel for schedule(static) num_threads(useful(threads, rows * width))
   for (int64_t block = 0; block < blocks; block++) {

@@ -25,7 +25,7 @@ from shared.model.layers.sequences import Bucket, Places
 
 SOURCE = Source(name="kernels", main=Path(__file__).with_name("kernels.c"))
 ARGUMENTS = {
-    "by_rows": [*[ADDRESS] * 2, *[INTEGER] * 3],
+    "row_major": [*[ADDRESS] * 2, *[INTEGER] * 3],
     "norm": [*[ADDRESS] * 3, INTEGER, INTEGER, NUMBER, INTEGER],
     "norm_gradient": [*[ADDRESS] * 5, INTEGER, INTEGER, NUMBER, INTEGER],
     "gated": [*[ADDRESS] * 3, INTEGER, INTEGER],
@@ -70,11 +70,11 @@ class CompiledMath:
             library.transposed_product.argtypes = [*[ADDRESS] * 4, *[INTEGER] * 5, NUMBER, INTEGER]
             library.transposed_product.restype = None
 
-    def by_rows(self, x: torch.Tensor) -> torch.Tensor:
+    def row_major(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_contiguous() or not x.t().is_contiguous():
             return x.contiguous()
         found = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self.library.by_rows(*addresses(x, found), *x.shape, torch.get_num_threads())
+        self.library.row_major(*addresses(x, found), *x.shape, torch.get_num_threads())
         return found
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -231,7 +231,7 @@ def examples(math: LayerMath, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     x, grad, added, weight = drawn(count, size), drawn(count, size), drawn(count, size), drawn(size)
     rotation = drawn(count, 1, size), drawn(count, 1, size)
     named = {
-        "order of a matrix": [math.by_rows(x.t())],
+        "order of a matrix": [math.row_major(x.t())],
         "norm": [math.norm(x, weight, 1e-6)],
         "gradient of a norm": [math.norm_gradient(x, weight, 1e-6, grad, added)],
         "product of the gate": [math.gated(x, grad)],

@@ -28,8 +28,8 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class LayerMath(Protocol):
     """Arguments stay as they are unless it says otherwise."""
 
-    def by_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, m] in the order in memory that the other functions want"""
+    def row_major(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, m] row after row in memory, where the other functions need that"""
         ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -78,7 +78,7 @@ class LayerMath(Protocol):
 class TorchMath:
     """On a CPU and on a card."""
 
-    def by_rows(self, x: torch.Tensor) -> torch.Tensor:
+    def row_major(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

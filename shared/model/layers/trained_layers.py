@@ -91,13 +91,13 @@ class Stack:
         layers = list(self.adapted())
         found = [(adapter.lora_A, adapter.lora_B.to(x.dtype)) for _, adapter in layers if adapter]
         if not found:
-            return [self.math.by_rows(base(x)) for base, _ in layers], ()
+            return [self.math.row_major(base(x)) for base, _ in layers], ()
         a = torch.cat([pair[0] for pair in found]).to(x.dtype)
         low = F.linear(x, a)
         parts = iter(zip(low.split([len(pair[0]) for pair in found], dim=1), found, strict=True))
         outputs: list[torch.Tensor] = []
         for base, adapter in layers:
-            y = self.math.by_rows(base(x))
+            y = self.math.row_major(base(x))
             if adapter:
                 part, (_, b) = next(parts)
                 y.addmm_(part, b.t(), alpha=adapter.scale)

@@ -90,9 +90,9 @@ shapes = pytest.mark.parametrize(("rows", "width"), [(1, 5), (7, 36), (3, 64), (
 @shapes
 def test_rows_in_memory(functions: Functions, kind: Kind, rows: int, width: int) -> None:
     (x,) = drawn(kind, (rows, width))
-    found = functions.math.by_rows(x.t())
+    found = functions.math.row_major(x.t())
     assert found.is_contiguous() and torch.equal(found, x.t())
-    assert functions.math.by_rows(x) is x
+    assert functions.math.row_major(x) is x
 
 
 @kinds
@@ -257,7 +257,7 @@ def every_result(functions: Functions, kind: Kind, of: Callable[[torch.Tensor], 
         sums.sums,
         *padded,
         *math.heads_gradients(padded, (cos, sin), places),
-        math.by_rows(of(x)),
+        math.row_major(of(x)),
         math.norm(of(x), weight, EPS),
         math.norm_gradient(of(x), weight, EPS, of(grad), of(added)),
         math.gated(of(x), of(grad)),
@@ -341,7 +341,7 @@ class Wrong(TorchMath):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("by_rows", "order of a matrix"),
+        ("row_major", "order of a matrix"),
         ("norm", "norm"),
         ("norm_gradient", "gradient of a norm"),
         ("gated", "product of the gate"),
