@@ -31,7 +31,7 @@
 
 typedef float lanes __attribute__((vector_size(BYTES), aligned(BYTES)));
 typedef float unaligned __attribute__((vector_size(BYTES), aligned(4)));
-typedef uint32_t words __attribute__((vector_size(BYTES), aligned(BYTES)));
+typedef uint32_t words __attribute__((vector_size(BYTES), aligned(BYTES), may_alias));
 typedef int32_t integers __attribute__((vector_size(BYTES), aligned(BYTES)));
 
 #ifdef IN_BF16

@@ -219,10 +219,11 @@ def test_draws_are_those_of_the_formulas(tmp_path: Path, size: int, kind: Kind) 
 @kinds
 def test_a_draw_just_below_one_is_the_last_likely_token(tmp_path: Path, kind: Kind) -> None:
     draw = CompiledDraw(library_of(kind, tmp_path))
-    logits = torch.full((2, 3000), -float("inf"))
+    logits = torch.full((4, 3000), -float("inf"))
+    logits[2:] = -2000.0
     logits[:, 1500], logits[:, 1501] = 1.0, 2.0
-    drawn = draw(logits, torch.tensor([np.nextafter(1.0, 0.0), 0.0], dtype=torch.float64))
-    assert drawn.ids.tolist() == [1501, 1500], "what has no probability is never drawn"
+    drawn = draw(logits, torch.tensor([np.nextafter(1.0, 0.0), 0.0] * 2, dtype=torch.float64))
+    assert drawn.ids.tolist() == [1501, 1500] * 2, "what has no probability is never drawn"
     assert torch.isfinite(drawn.entropies).all() and torch.isfinite(drawn.logprobs).all()
 
 

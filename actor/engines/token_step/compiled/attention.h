@@ -5,7 +5,8 @@
 
    Sums are in fp32. */
 
-#define MOST_PARTS 16 /* vectors of a key */
+#define LARGEST_HEAD 256 /* numbers of a key */
+#define MOST_PARTS (LARGEST_HEAD / LANES) /* vectors of one */
 
 /* Some columns of a head, `parts` vectors each, in fp32. All queries that share them use them from the cache. */
 typedef lanes Columns[LANES * MOST_PARTS];

@@ -2,13 +2,14 @@
 
        w_j = exp(z_j - max z),   token = first j with  sum_{i <= j} w_i > u S,   S = sum_j w_j
 
-   A row is read twice, for its maximum and for the sums of its blocks. In the block that the draw falls into, the weights
-   are computed again. */
+   A row is read once: a block is summed below its own maximum, and its sums are scaled when that of the row is known.
+   In the block that the draw falls into, the weights are computed again. */
 
 #define BLOCK 1024 /* tokens; a block is summed in fp32, blocks in double */
 
 typedef struct {
   double sum, of_logits; /* of w, and of w (z - max z) */
+  float top;             /* the maximum that both are below */
 } BlockSums;
 
 INLINE lanes shifted_logits(const float *logits, int64_t from, int64_t end, float top) {
@@ -16,17 +17,6 @@ INLINE lanes shifted_logits(const float *logits, int64_t from, int64_t end, floa
   lanes found;
   for (int i = 0; i < LANES; i++) found[i] = from + i < end ? logits[from + i] - top : -INFINITY;
   return found;
-}
-
-static BlockSums block_sums(const float *logits, int64_t from, int64_t end, float top) {
-  lanes sum = {0}, of_logits = {0}, zero = {0};
-  for (int64_t i = from; i < end; i += LANES) {
-    lanes shifted = shifted_logits(logits, i, end, top), weight = exp_of(shifted);
-    sum += weight;
-    /* -infinity times 0 is not a number. */
-    of_logits += chosen(weight > 0.0f, weight * shifted, zero);
-  }
-  return (BlockSums){total(sum), total(of_logits)};
 }
 
 static float top_of(const float *logits, int64_t size) {
@@ -42,6 +32,27 @@ static float top_of(const float *logits, int64_t size) {
   }
   for (int64_t i = whole; i < size; i++) top = logits[i] > top ? logits[i] : top;
   return top;
+}
+
+static BlockSums block_sums(const float *logits, int64_t from, int64_t end) {
+  lanes sum = {0}, of_logits = {0}, zero = {0};
+  float top = top_of(logits + from, end - from);
+  if (top == -INFINITY) return (BlockSums){.top = top};
+  for (int64_t i = from; i < end; i += LANES) {
+    __builtin_prefetch(logits + BLOCK + i);
+    lanes shifted = shifted_logits(logits, i, end, top), weight = exp_of(shifted);
+    sum += weight;
+    /* -infinity times 0 is not a number. */
+    of_logits += chosen(weight > 0.0f, weight * shifted, zero);
+  }
+  return (BlockSums){total(sum), total(of_logits), top};
+}
+
+/* The same below another maximum, which is not smaller. */
+static BlockSums below(BlockSums block, float top) {
+  double shift = (double)block.top - top, factor = exp(shift);
+  if (factor == 0) return (BlockSums){.top = top};
+  return (BlockSums){factor * block.sum, factor * (block.of_logits + shift * block.sum), top};
 }
 
 static int64_t first_at(const float *logits, int64_t size, float top) {
@@ -66,10 +77,14 @@ static int64_t place_in_block(const float *logits, int64_t from, int64_t end, fl
 static void draw_row(const float *logits, int64_t size, const double *uniform, BlockSums *blocks, int64_t *id,
                      float *logprob, float *entropy) {
   int64_t count = (size + BLOCK - 1) / BLOCK, block = 0;
-  float top = top_of(logits, size);
+  float top = -INFINITY;
   double sum = 0, of_logits = 0, before = 0;
   for (int64_t b = 0; b < count; b++) {
-    blocks[b] = block_sums(logits, b * BLOCK, smaller(size, (b + 1) * BLOCK), top);
+    blocks[b] = block_sums(logits, b * BLOCK, smaller(size, (b + 1) * BLOCK));
+    top = blocks[b].top > top ? blocks[b].top : top;
+  }
+  for (int64_t b = 0; b < count; b++) {
+    blocks[b] = below(blocks[b], top);
     sum += blocks[b].sum;
     of_logits += blocks[b].of_logits;
   }

@@ -132,6 +132,46 @@ INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, 
   }
   store_tiles(blocks, sums);
 }
+
+/* TILE outputs of each of two such weights, for one or two blocks: each tile of x is loaded once. */
+INLINE void add_tiles_of_two(const value *values, const float *x, int64_t apart, const int blocks) {
+  _tile_loadd(6, x, BYTES);
+  _tile_loadd(4, values, SCALED * sizeof(value));
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(5, values + TILE * SCALED, SCALED * sizeof(value));
+  _tile_dpbf16ps(2, 5, 6);
+  if (blocks > 1) {
+    _tile_loadd(7, x + apart, BYTES);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+INLINE void coded_tile_sums_of_two(
+    const Codes *w, int64_t in, int64_t next, const float *x, int64_t apart, const int blocks, lanes *const *sums) {
+  value values[2][TILE * SCALED] __attribute__((aligned(CACHE_LINE)));
+  int64_t scales = in / SCALED;
+  zero_tiles(4);
+  for (int64_t s = 0; s < scales; s++) {
+    for (int k = 0; k < 2; k++) {
+      const uint8_t *ahead = w[k].codes + code_bytes((next * scales + s) * TILE * SCALED);
+      for (int i = 0; i < code_bytes(TILE * SCALED); i += CACHE_LINE) __builtin_prefetch(ahead + i, 0, 2);
+      __builtin_prefetch(w[k].scales + (next * scales + s) * TILE, 0, 2);
+      for (int64_t o = 0; o < TILE; o++)
+        scaled_values(w[k].levels, w[k].scales[o * scales + s], w[k].codes + code_bytes(o * in + s * SCALED),
+                      values[k] + o * SCALED);
+    }
+    STORES_BEFORE_TILES(values);
+    for (int i = 0; i < SCALED; i += TILE_INPUTS)
+      add_tiles_of_two(values[0] + i, x + packed_offset(s * SCALED + i), apart, blocks);
+    STORES_BEFORE_TILES(values);
+  }
+  _tile_stored(0, sums[0], BYTES);
+  _tile_stored(2, sums[1], BYTES);
+  if (blocks > 1) {
+    _tile_stored(1, sums[0] + TILE, BYTES);
+    _tile_stored(3, sums[1] + TILE, BYTES);
+  }
+}
 #endif
 
 /* sums: [blocks][TILE] lanes, of TILE outputs. */
@@ -212,18 +252,59 @@ static void low_rank(
       for (int i = 0; i < TILE; i += 2) pack(block_of(low, b), tile * TILE + i, (lanes){0}, (lanes){0});
 }
 
-/* y: [blocks][TILE], the outputs from number `tile` times TILE on. */
-static void linear(const Linear *l, int64_t tile, Rows x, Rows low, int64_t blocks, lanes *y) {
-  int64_t first = tile * TILE;
+/* TILE outputs of a linear, from number `tile` times TILE on. */
+typedef struct {
+  const Linear *linear;
+  int64_t tile;
+  Rows low;
+  lanes *y; /* [blocks][TILE] */
+} Outputs;
+
+static void multiply_base(const Outputs *o, Rows x, int64_t blocks) {
+  const Linear *l = o->linear;
+  int64_t first = o->tile * TILE;
 #ifdef IN_BF16
-  if (l->codes.codes)
-    multiply_codes(from_output(l->codes, first, l->in), l->in, x.at, apart(x), blocks, y);
-  else
+  if (l->codes.codes) {
+    multiply_codes(from_output(l->codes, first, l->in), l->in, x.at, apart(x), blocks, o->y);
+    return;
+  }
 #endif
-    multiply(l->weight + first * l->in, l->in, x.at, apart(x), blocks, y);
+  multiply(l->weight + first * l->in, l->in, x.at, apart(x), blocks, o->y);
+}
+
+static void add_adapter(const Outputs *o, int64_t blocks) {
+  const Linear *l = o->linear;
+  int64_t first = o->tile * TILE;
+  lanes *y = o->y;
   for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(l->bias ? y[i] + wide(l->bias[first + i % TILE]) : y[i]);
   if (!l->b) return;
   lanes sums[MOST_BLOCKS * TILE];
-  multiply(l->b + first * l->b_in, l->b_in, low.at, apart(low), blocks, sums);
+  multiply(l->b + first * l->b_in, l->b_in, o->low.at, apart(o->low), blocks, sums);
   for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(y[i] + (float)l->scale * sums[i]);
+}
+
+/* One or two times TILE outputs of linears with the same inputs. */
+static void linear(const Outputs *outputs, int count, Rows x, int64_t blocks) {
+#if USES_TILES
+  const Linear *l[2] = {outputs[0].linear, outputs[count - 1].linear};
+  if (count == 2 && blocks <= 2 && l[0]->codes.codes && l[1]->codes.codes) {
+    Codes codes[2];
+    lanes *sums[2];
+    for (int k = 0; k < 2; k++) {
+      codes[k] = from_output(l[k]->codes, outputs[k].tile * TILE, l[k]->in);
+      sums[k] = outputs[k].y;
+    }
+    int64_t next = l[0] == l[1] ? 2 : 1;
+    if (blocks == 1)
+      coded_tile_sums_of_two(codes, l[0]->in, next, x.at, apart(x), 1, sums);
+    else
+      coded_tile_sums_of_two(codes, l[0]->in, next, x.at, apart(x), 2, sums);
+    for (int k = 0; k < 2; k++) add_adapter(outputs + k, blocks);
+    return;
+  }
+#endif
+  for (int k = 0; k < count; k++) {
+    multiply_base(outputs + k, x, blocks);
+    add_adapter(outputs + k, blocks);
+  }
 }

@@ -1,10 +1,10 @@
-"""The structures of token_step.c, filled from a policy and the keys and values of an order.
+"""The structures of step.h, filled from a policy and the keys and values of an order.
 
 Weights and norms are read where they are: codes or values of the mapped base, or its sums with the adapter. A and B are
 copied for each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32 inputs.
 
 It covers the models that layers.py covers, if their hidden size, inner size and head size are multiples of 16, the last
-at most 128, and the base has dense values.
+at most 256, and the base has dense values.
 """
 
 import ctypes
@@ -25,7 +25,8 @@ from shared.model.sampler import DrawnTokens
 
 TILE, RANK_STEP = 16, 32
 """As in products.h."""
-LARGEST_HEAD = 128
+LARGEST_HEAD = 256
+"""As in attention.h."""
 ALIGNMENT = 64
 ADDRESS, INTEGER, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -76,7 +77,7 @@ class LinearFields(ctypes.Structure):
 
 
 class LayerFields(ctypes.Structure):
-    """`Layer` of token_step.c."""
+    """`Layer` of step.h."""
 
     _fields_ = [
         *((name, LinearFields) for name in LINEARS),
@@ -86,12 +87,12 @@ class LayerFields(ctypes.Structure):
 
 
 class StepFields(ctypes.Structure):
-    """`Step` of token_step.c."""
+    """`Step` of step.h."""
 
     _fields_ = [
         *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room", "scores")),
         *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "low")),
-        *((name, INTEGER) for name in ("threads", "rows", "width", "columns", "column")),
+        *((name, INTEGER) for name in ("threads", "rows", "score_floats", "width", "columns", "column")),
         *((name, INTEGER) for name in ("row_apart", "head_apart")),
         ("eps", NUMBER),
         ("scaling", NUMBER),
@@ -113,6 +114,8 @@ class CompiledLayers:
         """library: of the policy's type. codes: of a linear, by its name; in bf16 only."""
         if library.structure_bytes != (ctypes.sizeof(StepFields), ctypes.sizeof(LayerFields)):
             raise ModelError(f"{library.name} has other structures than step.py; set actor.token_step to 'torch'.")
+        if not has_covered_sizes(policy):
+            raise ModelError("the C code does not cover layers of these sizes; set actor.token_step to 'torch'.")
         self.library, self.dtype = library, policy.dtype
         self.backbone: Any = policy.backbone
         self.kept: list[torch.Tensor] = []
@@ -223,7 +226,10 @@ class CompiledLayers:
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
         step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
-        needed = step.threads * step.heads // step.kv_heads * (step.width + step.columns + 2 * TILE)
+        # Of the queries of a head, or of a vector of them.
+        queries = max(step.heads // step.kv_heads, TILE)
+        step.score_floats = queries * (step.width + step.columns + 4 * TILE)
+        needed = step.threads * step.score_floats
         if needed > len(self.scores):
             self.scores = torch.empty(2 * needed)
             step.scores = self.scores.data_ptr()

@@ -4,45 +4,18 @@
 
    The same as layers.py, rounded in the same places; sums are added in another order. There, a model spends most of a
    token step between its products: in hundreds of small operations, each of which finds the caches full of weights.
-   Here all threads go through all layers together, and share the outputs of each product. step.py has the structures of
-   this file once more, and passes the pointers. */
+   Here all threads go through all layers together, and share the outputs of each product. step.py fills the structures. */
 
 #include "lanes.h"
 #include "tiles.h"
 #include "codes.h"
 #include "products.h"
 #include "attention.h"
+#include "attention_tiles.h"
+#include "step.h"
+#include "attend.h"
 #include "draw.h"
 #include "logits.h"
-
-typedef struct {
-  Linear q, k, v, o, gate, up, down;
-  const value *norm_in, *norm_mlp, *norm_q, *norm_k; /* no norm of q and k: 0 */
-  const value *prompt_keys, *prompt_values;          /* [P][kv_heads][width][size] */
-  value *keys, *values;                              /* [n][kv_heads][room][size] */
-  const float *bias;                                 /* [n][width + columns] of the scores; none: 0 */
-} Layer;
-
-typedef struct {
-  const Layer *layers;
-  const value *norm;
-  const int64_t *prompt_of_row;
-  const float *x, *cos, *sin; /* [n][hidden], [n][size] */
-  value *out;                 /* [n][hidden] */
-  float *room;                /* for the activations of MOST_BLOCKS blocks */
-  float *scores;              /* for each thread: [queries of a key][width + columns + two vectors] */
-  int64_t depth, hidden, inner, heads, kv_heads, size, low; /* low: see step.py */
-  int64_t threads, rows;
-  int64_t width, columns, column; /* of prompts; of completions so far, and the one of this token */
-  int64_t row_apart, head_apart; /* from the keys of a row to those of the next, and the same for heads */
-  double eps, scaling;
-} Step;
-
-/* Up to MOST_BLOCKS * LANES rows, which go through all layers together, and their activations. */
-typedef struct {
-  Rows x, h, low, q, k, v, mixed, inner, cos, sin;
-  int64_t first, rows, blocks;
-} Chunk;
 
 /* [n][features] -> lanes; what is left over in the last block is 0. */
 static void to_lanes(const float *from, Rows to, const Chunk *chunk, Thread thread) {
@@ -93,13 +66,20 @@ static void rotate_head(float *x, const float *cos, const float *sin, const valu
   }
 }
 
+static void pack_head(float *x, int64_t size) {
+  for (int64_t i = 0; i < size; i += 2) pack(x, i, load(x + i * LANES), load(x + (i + 1) * LANES));
+}
+
+/* Rotates queries and keys, and packs the head of each, and of the values, in place. */
 static void rotate(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
-  int64_t heads = s->heads + s->kv_heads, head_floats = s->size * LANES;
+  int64_t heads = s->heads + 2 * s->kv_heads, head_floats = s->size * LANES;
   for (int64_t i = thread.number; i < heads * chunk->blocks; i += thread.all) {
-    int64_t b = i / heads, head = i % heads, is_query = head < s->heads;
-    float *x = is_query ? block_of(chunk->q, b) + head * head_floats
-                        : block_of(chunk->k, b) + (head - s->heads) * head_floats;
-    rotate_head(x, block_of(chunk->cos, b), block_of(chunk->sin, b), is_query ? l->norm_q : l->norm_k, s);
+    int64_t b = i / heads, head = i % heads, key = head - s->heads, is_query = key < 0, is_value = key >= s->kv_heads;
+    Rows of = is_query ? chunk->q : is_value ? chunk->v : chunk->k;
+    float *x = block_of(of, b) + (is_query ? head : key % s->kv_heads) * head_floats;
+    if (!is_value)
+      rotate_head(x, block_of(chunk->cos, b), block_of(chunk->sin, b), is_query ? l->norm_q : l->norm_k, s);
+    pack_head(x, s->size);
   }
 }
 
@@ -107,81 +87,36 @@ static void project(const Layer *l, const Chunk *chunk, Thread thread) {
   const Linear *linears[3] = {&l->q, &l->k, &l->v};
   Rows outs[3] = {chunk->q, chunk->k, chunk->v}, low = chunk->low;
   for (int j = 0; j < 3; j++) {
-    PART(linears[j]->out / TILE, first, last);
-    for (int64_t t = first; t < last; t++) {
-      lanes y[MOST_BLOCKS * TILE];
-      linear(linears[j], t, chunk->h, low, chunk->blocks, y);
-      for (int64_t b = 0; b < chunk->blocks; b++)
-        memcpy(block_of(outs[j], b) + t * TILE * LANES, y + b * TILE, TILE * BYTES);
+    int64_t tiles = linears[j]->out / TILE;
+    PART((tiles + 1) / 2, first, last);
+    for (int64_t t = 2 * first; t < smaller(2 * last, tiles); t += 2) {
+      lanes y[2][MOST_BLOCKS * TILE];
+      Outputs outputs[2] = {{linears[j], t, low, y[0]}, {linears[j], t + 1, low, y[1]}};
+      int count = smaller(2, tiles - t);
+      linear(outputs, count, chunk->h, chunk->blocks);
+      for (int k = 0; k < count; k++)
+        for (int64_t b = 0; b < chunk->blocks; b++)
+          memcpy(block_of(outs[j], b) + (t + k) * TILE * LANES, y[k] + b * TILE, TILE * BYTES);
     }
     low = from_feature(low, linears[j]->rank);
   }
 }
 
-INLINE int64_t score_room(const Step *s) { return ((s->width + s->columns) / LANES + 2) * LANES; }
-
-/* Writes the row's key and value of this token into the cache, and attends with all queries that share them. */
-INLINE void attend_row(
-    const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head, const int parts, float *scores) {
-  int64_t block = row / LANES, lane = row % LANES, size = parts * LANES, seen = s->width + s->columns;
-  int64_t own = (chunk->first + row) * s->row_apart + head * s->head_apart;
-  int64_t of_prompt = (s->prompt_of_row[chunk->first + row] * s->kv_heads + head) * s->width * size;
-  const float *bias = l->bias ? l->bias + (chunk->first + row) * seen : 0;
-  value *keys = l->keys + own, *values = l->values + own;
-  for (int64_t i = 0; i < size; i++) {
-    keys[s->column * size + i] = narrow(block_of(chunk->k, block)[(head * size + i) * LANES + lane]);
-    values[s->column * size + i] = narrow(block_of(chunk->v, block)[(head * size + i) * LANES + lane]);
-  }
-  int64_t queries = s->heads / s->kv_heads, first = head * queries * size, room = score_room(s);
-  lanes query[queries * parts], mixed[queries * parts];
-  float *flat = (float *)query;
-  for (int64_t i = 0; i < queries * size; i++) flat[i] = block_of(chunk->q, block)[(first + i) * LANES + lane];
-  score(l->prompt_keys + of_prompt, s->width, query, queries, parts, scores, room);
-  score(keys, s->columns, query, queries, parts, scores + s->width, room);
-  for (int64_t q = 0; q < queries; q++) softmax(scores + q * room, seen, s->scaling, bias);
-  memset(mixed, 0, sizeof mixed);
-  mix(l->prompt_values + of_prompt, s->width, scores, room, queries, parts, mixed);
-  mix(values, s->columns, scores + s->width, room, queries, parts, mixed);
-  flat = (float *)mixed;
-  for (int64_t i = 0; i < queries * size; i++)
-    *packed_place(block_of(chunk->mixed, block), first + i, lane) = narrow(flat[i]);
-}
-
-/* The own keys and values of a row and a head: the processor does not predict where they are. */
-static void prefetch_own(const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head) {
-  int64_t own = (chunk->first + row) * s->row_apart + head * s->head_apart;
-  for (int64_t i = 0; i < s->columns * s->size; i += CACHE_LINE / sizeof(value)) {
-    __builtin_prefetch(l->keys + own + i, 0, 2);
-    __builtin_prefetch(l->values + own + i, 0, 2);
-  }
-}
-
-static void attend(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
-  PART(chunk->rows * s->kv_heads, first, last);
-  float *scores = s->scores + thread.number * (s->heads / s->kv_heads) * score_room(s);
-  for (int64_t i = first; i < last; i++) {
-    int64_t row = i % chunk->rows, head = i / chunk->rows;
-    if (i + 1 < last) prefetch_own(s, l, chunk, (i + 1) % chunk->rows, (i + 1) / chunk->rows);
-    /* The usual sizes as constants. */
-    switch (s->size) {
-      case 64: attend_row(s, l, chunk, row, head, 64 / LANES, scores); break;
-      case 128: attend_row(s, l, chunk, row, head, 128 / LANES, scores); break;
-      default: attend_row(s, l, chunk, row, head, s->size / LANES, scores); break;
-    }
-  }
-}
-
 /* x += y */
 static void add_output(const Step *s, const Linear *l, Rows in, const Chunk *chunk, Thread thread) {
-  PART(s->hidden / TILE, first, last);
-  for (int64_t t = first; t < last; t++) {
-    lanes y[MOST_BLOCKS * TILE];
-    linear(l, t, in, chunk->low, chunk->blocks, y);
-    for (int64_t b = 0; b < chunk->blocks; b++)
-      for (int i = 0; i < TILE; i++) {
-        float *x = block_of(chunk->x, b) + (t * TILE + i) * LANES;
-        store(x, rounded(load(x) + y[b * TILE + i]));
-      }
+  int64_t tiles = s->hidden / TILE;
+  PART((tiles + 1) / 2, first, last);
+  for (int64_t t = 2 * first; t < smaller(2 * last, tiles); t += 2) {
+    lanes y[2][MOST_BLOCKS * TILE];
+    Outputs outputs[2] = {{l, t, chunk->low, y[0]}, {l, t + 1, chunk->low, y[1]}};
+    int count = smaller(2, tiles - t);
+    linear(outputs, count, in, chunk->blocks);
+    for (int k = 0; k < count; k++)
+      for (int64_t b = 0; b < chunk->blocks; b++)
+        for (int i = 0; i < TILE; i++) {
+          float *x = block_of(chunk->x, b) + ((t + k) * TILE + i) * LANES;
+          store(x, rounded(load(x) + y[k][b * TILE + i]));
+        }
   }
 }
 
@@ -190,8 +125,8 @@ static void gate_up(const Step *s, const Layer *l, const Chunk *chunk, Thread th
   PART(s->inner / TILE, first, last);
   for (int64_t t = first; t < last; t++) {
     lanes gate[MOST_BLOCKS * TILE], up[MOST_BLOCKS * TILE];
-    linear(&l->gate, t, chunk->h, chunk->low, chunk->blocks, gate);
-    linear(&l->up, t, chunk->h, from_feature(chunk->low, l->gate.rank), chunk->blocks, up);
+    Outputs outputs[2] = {{&l->gate, t, chunk->low, gate}, {&l->up, t, from_feature(chunk->low, l->gate.rank), up}};
+    linear(outputs, 2, chunk->h, chunk->blocks);
     for (int64_t i = 0; i < chunk->blocks * TILE; i++)
       gate[i] = rounded(rounded(gate[i] / (1.0f + exp_of(-gate[i]))) * up[i]);
     for (int64_t b = 0; b < chunk->blocks; b++)
