@@ -39,8 +39,9 @@ NAME = "busy cores"
 LOOK_S = 0.5
 LEAST_RUNNING = 10**8
 """Nanoseconds between two looks. A process that ran for less was waiting for its turn, and its share says nothing."""
-SHARE_HIGH, SHARE_LOW = 0.15, 0.05
-"""On a quiet machine the share is 0.00 to 0.02, beside a busy process for each core 0.3 to 0.5."""
+SHARE_HIGH, SHARE_LOW = 0.25, 0.15
+"""On a quiet machine the share is 0.00 to 0.02, and 0.01 to 0.17 where actor and learner take turns within tenths of a
+second. Beside one busy process or more it is 0.3 to 0.5."""
 OTHERS_HIGH = 0.2
 """Beside a busy process for each core, others take half of the time."""
 IDLE_HIGH = 0.3

@@ -89,6 +89,11 @@ def test_threads_spin_less_and_gather_while_others_compute() -> None:
     assert told_after(between) == [], "between both limits all stays as it is"
 
 
+def test_actor_and_learner_that_take_turns_go_on_spinning() -> None:
+    """Measured in a run of the embedded model, where no other process computed."""
+    assert told_after([(0.173, 0.23, 0.56), (0.072, 0.32, 0.38), (0.088, 0.1, 0.42)]) == ["spin", "spin"]
+
+
 def test_threads_that_wait_for_each_other_alone_stay_where_they_are() -> None:
     assert told_after([(0.5, 0.0, 0.0), (0.5, 0.0, OTHERS_HIGH - 0.01), (0.5, 0.5, 0.0)]) == []
 

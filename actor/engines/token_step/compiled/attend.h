@@ -66,38 +66,47 @@ INLINE void copy_lane(word *to, int64_t to_step, const word *from, int64_t from_
   for (int64_t i = 0; i < count; i++) to[i * to_step] = from[i * from_step];
 }
 
+/* The queries of some heads of keys as tiles: [heads][size / 2][LANES], 0 in the lanes of other heads. */
+INLINE void query_tiles(const Step *s, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, words *to) {
+  int64_t pairs = s->size / 2, queries = s->heads / s->kv_heads;
+  memset(to, 0, heads * pairs * sizeof *to);
+  for (int64_t q = 0; q < heads * queries; q++) {
+    const word *query = (const word *)head_of(s, chunk->q, row, first * queries + q) + row % LANES;
+    copy_lane((word *)(to + q / queries * pairs) + q, LANES, query, LANES, pairs);
+  }
+}
+
+/* mixed: [MIXED / LANES][TILE], of which this query has one vector each; feature: the number of the first value. */
+INLINE void keep_mixed(const Chunk *chunk, int64_t row, int64_t feature, const lanes *mixed) {
+  for (int t = 0; t < MIXED / LANES; t++, feature += LANES) {
+    narrow_lanes found = __builtin_convertvector(rounded_bits(mixed[t * TILE]) >> 16, narrow_lanes);
+    word *to = (word *)(block_of(chunk->mixed, row / LANES) + packed_offset(feature)) + row % LANES;
+    copy_lane(to, LANES, (const word *)&found, 1, LANES / 2);
+  }
+}
+
 INLINE void attend_heads(
     const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, float *scores) {
-  int64_t lane = row % LANES, size = s->size, pairs = size / 2, queries = s->heads / s->kv_heads;
+  int64_t size = s->size, queries = s->heads / s->kv_heads;
   int64_t own = own_place(s, chunk, row, first), of_prompt = prompt_place(s, chunk, row, first);
   const float *bias = bias_of(s, l, chunk, row);
   words query[MOST_HEADS * LARGEST_HEAD / 2];
-  memset(query, 0, heads * pairs * sizeof *query);
-  for (int64_t h = 0; h < heads; h++) {
-    keep_own(s, l, chunk, row, first + h);
-    for (int64_t q = h * queries; q < (h + 1) * queries; q++)
-      copy_lane((word *)(query + h * pairs) + q, LANES,
-                (word *)head_of(s, chunk->q, row, first * queries + q) + lane, LANES, pairs);
-  }
+  for (int64_t h = first; h < first + heads; h++) keep_own(s, l, chunk, row, h);
+  query_tiles(s, chunk, row, first, heads, query);
   Span before = {.keys = l->prompt_keys + of_prompt, .values = l->prompt_values + of_prompt, .scores = scores,
-                     .head_apart = s->width * size, .count = s->width, .ring = s->width};
+                 .head_apart = s->width * size, .count = s->width, .ring = s->width};
   Span after = {.keys = l->keys + own, .values = l->values + own, .scores = scores + score_floats(s->width),
-                        .head_apart = s->head_apart, .next_row = s->row_apart,
-                        .first = (s->column + 1) % s->columns, .count = s->columns, .ring = s->columns};
+                .head_apart = s->head_apart, .next_row = s->row_apart,
+                .first = (s->column + 1) % s->columns, .count = s->columns, .ring = s->columns};
   Span spans[2] = {seen(before, bias), seen(after, bias ? bias + s->width : 0)};
   for (int k = 0; k < 2; k++) score_span(spans + k, query, heads, size);
   softmax_of_spans(spans, s->scaling);
   for (int64_t h = 0; h < heads; h++)
     for (int64_t part = 0; part < size; part += MIXED) {
-      lanes mixed[MIXED / LANES][TILE];
-      mix_spans(spans, h, size, part, mixed[0]);
+      lanes mixed[MIXED / LANES * TILE];
+      mix_spans(spans, h, size, part, mixed);
       for (int64_t q = h * queries; q < (h + 1) * queries; q++)
-        for (int t = 0; t < MIXED / LANES; t++) {
-          narrow_lanes found = __builtin_convertvector(rounded_bits(mixed[t][q]) >> 16, narrow_lanes);
-          int64_t feature = (first * queries + q) * size + part + t * LANES;
-          copy_lane((word *)(block_of(chunk->mixed, row / LANES) + packed_offset(feature)) + lane, LANES,
-                    (word *)&found, 1, LANES / 2);
-        }
+        keep_mixed(chunk, row, (first * queries + q) * size + part, mixed + q);
     }
 }
 #else

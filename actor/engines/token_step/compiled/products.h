@@ -133,7 +133,8 @@ INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, 
   store_tiles(blocks, sums);
 }
 
-/* TILE outputs of each of two such weights, for one or two blocks: each tile of x is loaded once. */
+/* TILE outputs of each of two such weights, for one or two blocks: a tile of x is loaded once for both. next: to the
+   outputs that are wanted after these, in times TILE. */
 INLINE void add_tiles_of_two(const value *values, const float *x, int64_t apart, const int blocks) {
   _tile_loadd(6, x, BYTES);
   _tile_loadd(4, values, SCALED * sizeof(value));
@@ -272,7 +273,8 @@ static void multiply_base(const Outputs *o, Rows x, int64_t blocks) {
   multiply(l->weight + first * l->in, l->in, x.at, apart(x), blocks, o->y);
 }
 
-static void add_adapter(const Outputs *o, int64_t blocks) {
+/* Adds the bias, and what the adapter gives. */
+static void finish(const Outputs *o, int64_t blocks) {
   const Linear *l = o->linear;
   int64_t first = o->tile * TILE;
   lanes *y = o->y;
@@ -283,28 +285,30 @@ static void add_adapter(const Outputs *o, int64_t blocks) {
   for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(y[i] + (float)l->scale * sums[i]);
 }
 
-/* One or two times TILE outputs of linears with the same inputs. */
-static void linear(const Outputs *outputs, int count, Rows x, int64_t blocks) {
 #if USES_TILES
-  const Linear *l[2] = {outputs[0].linear, outputs[count - 1].linear};
-  if (count == 2 && blocks <= 2 && l[0]->codes.codes && l[1]->codes.codes) {
-    Codes codes[2];
-    lanes *sums[2];
-    for (int k = 0; k < 2; k++) {
-      codes[k] = from_output(l[k]->codes, outputs[k].tile * TILE, l[k]->in);
-      sums[k] = outputs[k].y;
-    }
-    int64_t next = l[0] == l[1] ? 2 : 1;
-    if (blocks == 1)
-      coded_tile_sums_of_two(codes, l[0]->in, next, x.at, apart(x), 1, sums);
-    else
-      coded_tile_sums_of_two(codes, l[0]->in, next, x.at, apart(x), 2, sums);
-    for (int k = 0; k < 2; k++) add_adapter(outputs + k, blocks);
-    return;
-  }
+INLINE int are_two_coded(const Outputs *o, int count, int64_t blocks) {
+  return count == 2 && blocks <= 2 && o[0].linear->codes.codes && o[1].linear->codes.codes;
+}
+static void multiply_two(const Outputs *o, Rows x, int64_t blocks) {
+  int64_t in = o->linear->in, next = o[0].linear == o[1].linear ? 2 : 1;
+  Codes codes[2];
+  lanes *sums[2] = {o[0].y, o[1].y};
+  for (int k = 0; k < 2; k++) codes[k] = from_output(o[k].linear->codes, o[k].tile * TILE, in);
+  if (blocks == 1)
+    coded_tile_sums_of_two(codes, in, next, x.at, apart(x), 1, sums);
+  else
+    coded_tile_sums_of_two(codes, in, next, x.at, apart(x), 2, sums);
+}
+#else
+INLINE int are_two_coded(const Outputs *o, int count, int64_t blocks) { return 0; }
+static void multiply_two(const Outputs *o, Rows x, int64_t blocks) {}
 #endif
-  for (int k = 0; k < count; k++) {
-    multiply_base(outputs + k, x, blocks);
-    add_adapter(outputs + k, blocks);
-  }
+
+/* One or two times TILE outputs, of linears with the same inputs. */
+static void linear(const Outputs *outputs, int count, Rows x, int64_t blocks) {
+  if (are_two_coded(outputs, count, blocks))
+    multiply_two(outputs, x, blocks);
+  else
+    for (int k = 0; k < count; k++) multiply_base(outputs + k, x, blocks);
+  for (int k = 0; k < count; k++) finish(outputs + k, blocks);
 }
