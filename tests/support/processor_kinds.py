@@ -15,6 +15,8 @@ FLAGS = read_flags(CPUINFO)
 needs_compiler = pytest.mark.skipif(
     COMPILER is None or "avx2" not in FLAGS, reason="needs gcc and a processor with AVX2"
 )
+SOFTWARE_TILES = ("-include", str(Path(__file__).with_name("tiles_in_software.h")))
+"""So that what AMX computes is tested where there is none."""
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
@@ -35,6 +37,7 @@ KINDS = (
     Kind(name="bf16", dtype=BF16),
     Kind(name="bf16, AVX512-BF16", dtype=BF16, options=(NO_TILES,), needs="avx512_bf16"),
     Kind(name="bf16, AVX2", dtype=BF16, options=("-march=x86-64-v3",)),
+    Kind(name="bf16, tiles in software", dtype=BF16, options=SOFTWARE_TILES, needs="avx512f"),
 )
 
 

@@ -347,6 +347,7 @@ static void add_rows(const value *left, const value *x, int64_t rows, int64_t wi
     _tile_dpbf16ps(0, 2, 3);
     _tile_loadd(4, right + TILE_INPUTS * 16, CACHE_LINE);
     _tile_dpbf16ps(1, 2, 4);
+    STORES_BEFORE_TILES(right);
   }
   _tile_stored(0, sums, 2 * CACHE_LINE);
   _tile_stored(1, sums + 16, 2 * CACHE_LINE);

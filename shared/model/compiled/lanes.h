@@ -1,5 +1,5 @@
-/* A vector of floats. In the layers, each of its lanes has a number of another row; in attention, draws and logits,
-   they are neighbours in one row.
+/* A vector of floats. In products and norms of the token step, each of its lanes has a number of another row; elsewhere
+   its lanes are neighbours in one row, or in attention by tiles the queries of a row.
 
        activations   [features][LANES] floats; in bf16 their values are rounded to bf16
        packed        what products read: in fp32 the same, in bf16 [features / 2][LANES] pairs of bf16
@@ -7,6 +7,7 @@
    IN_BF16 chooses the type of weights and activations. Rounding is to nearest, ties to even, as PyTorch rounds.
    WIDEST takes the widest vectors in bf16 too, which is quicker where a function has no products. */
 
+#include <float.h>
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>

@@ -6,6 +6,11 @@
 /* GCC does not know that loading a tile reads memory. No store moves over this. */
 #define STORES_BEFORE_TILES(memory) __asm__ volatile("" : : "r"(memory) : "memory")
 
+/* Not _tile_loadconfig: GCC 12 believes that it reads eight bytes, and may leave out what is stored in the others. */
+#ifndef LOAD_TILE_SHAPE /* a test has its own */
+#define LOAD_TILE_SHAPE(shape) __asm__ volatile("ldtilecfg %0" : : "m"(shape))
+#endif
+
 static void begin_tiles(void) {
   struct {
     uint8_t palette, start, reserved[14];
@@ -13,8 +18,7 @@ static void begin_tiles(void) {
     uint8_t rows[16];
   } shape = {.palette = 1};
   for (int i = 0; i < 8; i++) shape.row_bytes[i] = CACHE_LINE, shape.rows[i] = 16;
-  /* Not _tile_loadconfig: GCC 12 believes that it reads eight bytes, and may leave out what is stored in the others. */
-  __asm__ volatile("ldtilecfg %0" : : "m"(shape));
+  LOAD_TILE_SHAPE(shape);
 }
 static void end_tiles(void) { _tile_release(); }
 #else

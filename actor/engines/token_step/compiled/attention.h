@@ -1,84 +1,153 @@
-/* Attention of the queries of one row that share a key's head to the tokens so far: those of its prompt, which other
-   rows share, then its own.
+/* Attention of each row of a chunk, shared out among the threads: writes the key and the value of this token, and takes
+   the row's packed queries to its packed sums. */
 
-       scores = scale (q . k) + bias      weights = round(softmax(scores))      mixed = round(sum of weights v)
-
-   Sums are in fp32. */
-
-#define LARGEST_HEAD 256 /* numbers of a key */
-#define MOST_PARTS (LARGEST_HEAD / LANES) /* vectors of one */
-
-/* Some columns of a head, `parts` vectors each, in fp32. All queries that share them use them from the cache. */
-typedef lanes Columns[LANES * MOST_PARTS];
-INLINE int widen(const value *from, int64_t first, int64_t columns, const int parts, Columns to) {
-  int count = smaller(LANES, columns - first);
-  for (int c = 0; c < count; c++)
-    for (int p = 0; p < parts; p++) to[c * parts + p] = load_values(from + ((first + c) * parts + p) * LANES);
-  return count;
+/* A head of a row's block; within it, a number is at packed_place. */
+INLINE float *head_of(const Step *s, Rows x, int64_t row, int64_t head) {
+  return block_of(x, row / LANES) + head * s->size * LANES;
+}
+INLINE int64_t own_place(const Step *s, const Chunk *chunk, int64_t row, int64_t head) {
+  return (chunk->first + row) * s->row_apart + head * s->head_apart;
+}
+INLINE int64_t prompt_place(const Step *s, const Chunk *chunk, int64_t row, int64_t head) {
+  return (s->prompt_of_row[chunk->first + row] * s->kv_heads + head) * s->width * s->size;
+}
+INLINE const float *bias_of(const Step *s, const Layer *l, const Chunk *chunk, int64_t row) {
+  return l->bias ? l->bias + (chunk->first + row) * (s->width + s->columns) : 0;
 }
 
-/* query: [queries][parts]. scores: [queries], one every `room` floats; there is room for LANES more than columns. */
-INLINE void score(
-    const value *keys, int64_t columns, const lanes *query, int64_t queries, const int parts, float *scores,
-    int64_t room) {
-  Columns key;
-  for (int64_t first = 0; first < columns; first += LANES) {
-    widen(keys, first, columns, parts, key);
-    for (int64_t q = 0; q < queries; q++) {
-      lanes sums[LANES];
-      /* Behind the last column are old values; their scores are overwritten. */
-      for (int c = 0; c < LANES; c++) {
-        sums[c] = (lanes){0};
-        for (int p = 0; p < parts; p++) sums[c] += query[q * parts + p] * key[c * parts + p];
-      }
-      store(scores + q * room + first, totals(sums));
+/* Writes the row's key and value of this token into the cache. */
+INLINE void keep_own(const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head) {
+  int64_t at = own_place(s, chunk, row, head) + s->column * s->size;
+  float *key = head_of(s, chunk->k, row, head), *of_token = head_of(s, chunk->v, row, head);
+  for (int64_t i = 0; i < s->size; i++) {
+    l->keys[at + i] = *packed_place(key, i, row % LANES);
+    l->values[at + i] = *packed_place(of_token, i, row % LANES);
+  }
+}
+
+/* With all queries that share this head of keys. */
+INLINE void attend_head(
+    const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head, const int parts, float *scores) {
+  int64_t lane = row % LANES, size = parts * LANES, seen = s->width + s->columns;
+  int64_t own = own_place(s, chunk, row, head), of_prompt = prompt_place(s, chunk, row, head);
+  int64_t queries = s->heads / s->kv_heads, first = head * queries, room = score_room(seen);
+  lanes query[queries * parts], mixed[queries * parts];
+  float *flat = (float *)query;
+  keep_own(s, l, chunk, row, head);
+  for (int64_t q = 0; q < queries; q++)
+    for (int64_t i = 0; i < size; i++)
+      flat[q * size + i] = wide(*packed_place(head_of(s, chunk->q, row, first + q), i, lane));
+  score(l->prompt_keys + of_prompt, s->width, query, queries, parts, scores, room);
+  score(l->keys + own, s->columns, query, queries, parts, scores + s->width, room);
+  for (int64_t q = 0; q < queries; q++)
+    softmax(scores + q * room, seen, s->scaling, bias_of(s, l, chunk, row));
+  memset(mixed, 0, sizeof mixed);
+  mix(l->prompt_values + of_prompt, s->width, scores, room, queries, parts, mixed);
+  mix(l->values + own, s->columns, scores + s->width, room, queries, parts, mixed);
+  flat = (float *)mixed;
+  for (int64_t i = 0; i < queries * size; i++)
+    *packed_place(block_of(chunk->mixed, row / LANES), first * size + i, lane) = narrow(flat[i]);
+}
+
+#if USES_TILES
+static int attends_by_tiles(const Step *s) { return s->size % MIXED == 0 && s->heads / s->kv_heads <= TILE; }
+
+/* Heads of keys whose queries are computed together. */
+static int64_t heads_at_once(const Step *s, const Chunk *chunk, Thread thread) {
+  /* With few rows, one: then there are more parts to share, and where there are as many heads of keys as threads, no
+     two threads write side by side. */
+  return chunk->blocks < thread.all ? 1 : smaller(smaller(s->kv_heads, TILE * s->kv_heads / s->heads), MOST_HEADS);
+}
+
+typedef uint32_t word __attribute__((may_alias));
+/* Copies `count` words, each LANES words behind the one before. */
+INLINE void copy_lane(word *to, int64_t to_step, const word *from, int64_t from_step, int64_t count) {
+  for (int64_t i = 0; i < count; i++) to[i * to_step] = from[i * from_step];
+}
+
+/* The queries of some heads of keys as tiles: [heads][size / 2][LANES], 0 in the lanes of other heads. */
+INLINE void query_tiles(const Step *s, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, words *to) {
+  int64_t pairs = s->size / 2, queries = s->heads / s->kv_heads;
+  memset(to, 0, heads * pairs * sizeof *to);
+  for (int64_t q = 0; q < heads * queries; q++) {
+    const word *query = (const word *)head_of(s, chunk->q, row, first * queries + q) + row % LANES;
+    copy_lane((word *)(to + q / queries * pairs) + q, LANES, query, LANES, pairs);
+  }
+}
+
+/* mixed: [MIXED / LANES][TILE], of which this query has one vector each; feature: the number of the first value. */
+INLINE void keep_mixed(const Chunk *chunk, int64_t row, int64_t feature, const lanes *mixed) {
+  for (int t = 0; t < MIXED / LANES; t++, feature += LANES) {
+    narrow_lanes found = __builtin_convertvector(rounded_bits(mixed[t * TILE]) >> 16, narrow_lanes);
+    word pairs[LANES / 2], *to = (word *)(block_of(chunk->mixed, row / LANES) + packed_offset(feature)) + row % LANES;
+    memcpy(pairs, &found, sizeof pairs);
+    copy_lane(to, LANES, pairs, 1, LANES / 2);
+  }
+}
+
+INLINE void attend_heads(
+    const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, float *scores) {
+  int64_t size = s->size, queries = s->heads / s->kv_heads;
+  int64_t own = own_place(s, chunk, row, first), of_prompt = prompt_place(s, chunk, row, first);
+  const float *bias = bias_of(s, l, chunk, row);
+  words query[MOST_HEADS * LARGEST_HEAD / 2];
+  for (int64_t h = first; h < first + heads; h++) keep_own(s, l, chunk, row, h);
+  query_tiles(s, chunk, row, first, heads, query);
+  Span prompt = {.keys = l->prompt_keys + of_prompt, .values = l->prompt_values + of_prompt, .scores = scores,
+                 .head_apart = s->width * size, .count = s->width, .ring = s->width};
+  Span completion = {.keys = l->keys + own, .values = l->values + own, .scores = scores + span_floats(s->width),
+                     .head_apart = s->head_apart, .next_row = s->row_apart,
+                     .first = (s->column + 1) % s->columns, .count = s->columns, .ring = s->columns};
+  Span spans[2] = {seen(prompt, bias), seen(completion, bias ? bias + s->width : 0)};
+  for (int k = 0; k < 2; k++) score_span(spans + k, query, heads, size);
+  softmax_of_spans(spans, s->scaling);
+  for (int64_t h = 0; h < heads; h++)
+    for (int64_t feature = 0; feature < size; feature += MIXED) {
+      lanes mixed[MIXED / LANES * TILE];
+      mix_spans(spans, h, size, feature, mixed);
+      for (int64_t q = h * queries; q < (h + 1) * queries; q++)
+        keep_mixed(chunk, row, (first * queries + q) * size + feature, mixed + q);
+    }
+}
+#else
+INLINE int64_t span_floats(int64_t columns) { return 0; }
+static int attends_by_tiles(const Step *s) { return 0; }
+static int64_t heads_at_once(const Step *s, const Chunk *chunk, Thread thread) { return 1; }
+INLINE void attend_heads(
+    const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, float *scores) {}
+#endif
+
+/* The own keys and values of a row and a head: the processor does not predict where they are. */
+static void prefetch_own(const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head) {
+  int64_t own = own_place(s, chunk, row, head);
+  for (int64_t i = 0; i < s->columns * s->size; i += CACHE_LINE / sizeof(value)) {
+    __builtin_prefetch(l->keys + own + i, 0, 2);
+    __builtin_prefetch(l->values + own + i, 0, 2);
+  }
+}
+
+/* Of the scores of a row, for which each thread needs room. */
+int64_t score_floats(const Step *s) {
+  if (attends_by_tiles(s)) return span_floats(s->width) + span_floats(s->columns);
+  return s->heads / s->kv_heads * score_room(s->width + s->columns);
+}
+
+static void attend(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
+  int64_t heads = attends_by_tiles(s) ? heads_at_once(s, chunk, thread) : 1;
+  PART(chunk->rows * ((s->kv_heads + heads - 1) / heads), first, last);
+  float *scores = s->scores + thread.number * score_floats(s);
+  for (int64_t i = first; i < last; i++) {
+    int64_t row = i % chunk->rows, head = i / chunk->rows * heads;
+    if (attends_by_tiles(s)) {
+      attend_heads(s, l, chunk, row, head, smaller(heads, s->kv_heads - head), scores);
+      continue;
+    }
+    if (i + 1 < last) prefetch_own(s, l, chunk, (i + 1) % chunk->rows, (i + 1) / chunk->rows);
+    /* The usual sizes as constants. */
+    switch (s->size) {
+      case 64: attend_head(s, l, chunk, row, head, 64 / LANES, scores); break;
+      case 128: attend_head(s, l, chunk, row, head, 128 / LANES, scores); break;
+      default: attend_head(s, l, chunk, row, head, s->size / LANES, scores); break;
     }
   }
-}
-
-/* Of one or two queries: with two, additions need not wait for each other. */
-INLINE void mix_some(
-    const lanes *columns, int count, const float *weights, int64_t room, const int queries, const int parts,
-    lanes *found) {
-  lanes sum[2][MOST_PARTS];
-  for (int q = 0; q < queries; q++)
-    for (int p = 0; p < parts; p++) sum[q][p] = found[q * parts + p];
-  for (int c = 0; c < count; c++)
-    for (int q = 0; q < queries; q++)
-      for (int p = 0; p < parts; p++) sum[q][p] += weights[q * room + c] * columns[c * parts + p];
-  for (int q = 0; q < queries; q++)
-    for (int p = 0; p < parts; p++) found[q * parts + p] = sum[q][p];
-}
-
-/* Adds to found: [queries][parts]. */
-INLINE void mix(
-    const value *values, int64_t columns, const float *weights, int64_t room, int64_t queries, const int parts,
-    lanes *found) {
-  Columns one;
-  for (int64_t first = 0; first < columns; first += LANES) {
-    int count = widen(values, first, columns, parts, one);
-    int64_t q = 0;
-    for (; q + 2 <= queries; q += 2) mix_some(one, count, weights + q * room + first, room, 2, parts, found + q * parts);
-    if (q < queries) mix_some(one, count, weights + q * room + first, room, 1, parts, found + q * parts);
-  }
-}
-
-/* In place, over `columns` of them; those behind, up to a whole vector, become 0. */
-INLINE void softmax(float *scores, int64_t columns, float scale, const float *bias) {
-  int64_t filled = (columns + LANES - 1) / LANES * LANES;
-  for (int64_t c = 0; c < columns; c++) scores[c] = scores[c] * scale + (bias ? bias[c] : 0.0f);
-  for (int64_t c = columns; c < filled; c++) scores[c] = -INFINITY;
-  lanes most = load(scores), sum = {0};
-  for (int64_t c = LANES; c < filled; c += LANES) {
-    lanes some = load(scores + c);
-    most = chosen(some > most, some, most);
-  }
-  float top = largest(most);
-  for (int64_t c = 0; c < filled; c += LANES) {
-    lanes some = exp_of(load(scores + c) - top);
-    store(scores + c, some);
-    sum += some;
-  }
-  float share = 1.0f / total(sum);
-  for (int64_t c = 0; c < filled; c += LANES) store(scores + c, rounded(load(scores + c) * share));
 }

@@ -1,7 +1,8 @@
-/* The same attention by tiles of AMX, for all heads of keys whose queries have room in one vector.
+/* Attention by tiles of AMX: of all queries of one row that have room in a vector, some heads of keys at once. Sums and
+   the softmax are as in attention_vectors.h, but for their order.
 
        scores, weights   [columns][TILE], a lane for each query; a query is 0 beside keys that are not its own
-       pairs             weights of two columns in a word, turned: [TILE queries][TILE pairs]
+       pairs             weights of two columns in a word, transposed: [TILE queries][TILE pairs]
 
    Keys are left tiles as they lie in the cache. Values are interleaved two and two, as right tiles need them. A tile
    adds its columns in another order than they have, so a row's columns are counted from its oldest one: its numbers do
@@ -16,14 +17,15 @@
 typedef struct {
   const value *keys, *values; /* of the first of the heads: [ring][size] */
   float *scores;              /* [count, a multiple of PAIRED][TILE] */
-  int64_t head_apart, next_row, first, count, ring; /* next_row: from these keys to those of the next row */
+  int64_t head_apart, first, count, ring;
+  int64_t next_row; /* from these keys to those of the next row; 0: it has the same */
 } Span;
 
 INLINE int64_t column_of(const Span *span, int64_t i) {
   int64_t column = span->first + i;
   return column < span->ring ? column : column - span->ring;
 }
-INLINE int64_t score_floats(int64_t columns) { return (columns + PAIRED - 1) / PAIRED * PAIRED * TILE; }
+INLINE int64_t span_floats(int64_t columns) { return (columns + PAIRED - 1) / PAIRED * PAIRED * TILE; }
 
 /* Without the first columns that the row does not see. It sees all behind them. bias: [ring]; none: 0 */
 INLINE Span seen(Span span, const float *bias) {
@@ -90,9 +92,9 @@ INLINE void score_span(const Span *span, const words *queries, int64_t heads, in
   if (i < span->count) score_some(span, i, queries, heads, size, 1);
 }
 
-/* Turns 16 vectors of 16 words. */
-INLINE void turn(words *x) {
-#define TURN(half, ...)                                                                          \
+/* 16 vectors of 16 words. */
+INLINE void transpose(words *x) {
+#define EXCHANGE(half, ...)                                                                      \
   for (int i = 0; i < LANES; i++) {                                                              \
     static const words near = {__VA_ARGS__};                                                     \
     if (i & half) continue;                                                                      \
@@ -100,11 +102,11 @@ INLINE void turn(words *x) {
     x[i] = __builtin_shuffle(a, b, near);                                                        \
     x[i + half] = __builtin_shuffle(a, b, near + half);                                          \
   }
-  TURN(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-  TURN(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
-  TURN(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-  TURN(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
-#undef TURN
+  EXCHANGE(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+  EXCHANGE(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+  EXCHANGE(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+  EXCHANGE(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#undef EXCHANGE
 }
 
 /* In place: the weights of PAIRED columns become a tile. */
@@ -116,7 +118,7 @@ INLINE void pair_weights(float *weights, int64_t count, lanes share) {
     lanes odd = c + 1 < count ? load(weights + (c + 1) * TILE) * share : none;
     pack((float *)pairs, c, even, odd);
   }
-  turn(pairs);
+  transpose(pairs);
   memcpy(weights, pairs, sizeof pairs);
 }
 
@@ -139,35 +141,37 @@ INLINE void softmax_of_spans(const Span *spans, float scale) {
       pair_weights(spans[k].scores + i * TILE, spans[k].count - i, 1.0f / sum);
 }
 
-/* MIXED values of PAIRED columns, two columns side by side; zeros behind the last. */
+/* MIXED values of PAIRED columns, two columns side by side; zeros behind the last. The next row's own keys are somewhere
+   else in memory, and wanted next. */
 typedef uint16_t halves __attribute__((vector_size(64), aligned(2)));
 INLINE void pair_values(const Span *span, int64_t i, int64_t from, int64_t size, words *to) {
 #define BESIDE(k) k, 32 + k
 #define FOUR_BESIDE(k) BESIDE(k), BESIDE(k + 1), BESIDE(k + 2), BESIDE(k + 3)
   static const halves low = {FOUR_BESIDE(0), FOUR_BESIDE(4), FOUR_BESIDE(8), FOUR_BESIDE(12)};
   static const value none[MIXED];
-  const value *values = span->values + from, *next_keys = span->keys + span->next_row + from;
+  const value *values = span->values + from, *next_keys = span->next_row ? span->keys + span->next_row + from : 0;
   for (int64_t c = 0; c < PAIRED; c += 2) {
     int64_t of_even = column_of(span, i + c) * size, of_odd = column_of(span, i + c + 1) * size;
     const value *even = i + c < span->count ? values + of_even : none;
     const value *odd = i + c + 1 < span->count ? values + of_odd : none;
-    prefetch(next_keys + of_even, MIXED);
-    prefetch(next_keys + of_odd, MIXED);
-    for (int part = 0; part < MIXED; part += 32, to += 2) {
-      halves a = *(const halves *)(even + part), b = *(const halves *)(odd + part);
+    if (next_keys) prefetch(next_keys + of_even, MIXED), prefetch(next_keys + of_odd, MIXED);
+    for (int i = 0; i < MIXED; i += 32, to += 2) {
+      halves a = *(const halves *)(even + i), b = *(const halves *)(odd + i);
       to[0] = (words)__builtin_shuffle(a, b, low);
       to[1] = (words)__builtin_shuffle(a, b, low + 16);
     }
   }
+#undef BESIDE
+#undef FOUR_BESIDE
 }
 
-/* Sums of weights times MIXED values of a head, from number `part` on: [MIXED / LANES][TILE] */
-INLINE void mix_spans(const Span *spans, int64_t head, int64_t size, int64_t part, lanes *mixed) {
+/* Sums of weights times MIXED values of a head, from this feature on: [MIXED / LANES][TILE] */
+INLINE void mix_spans(const Span *spans, int64_t head, int64_t size, int64_t feature, lanes *mixed) {
   words values[TILE * MIXED / LANES];
   zero_tiles(4);
   for (int k = 0; k < 2; k++)
     for (int64_t i = 0; i < spans[k].count; i += PAIRED) {
-      pair_values(spans + k, i, head * spans[k].head_apart + part, size, values);
+      pair_values(spans + k, i, head * spans[k].head_apart + feature, size, values);
       STORES_BEFORE_TILES(values);
       _tile_loadd(4, spans[k].scores + i * TILE, BYTES);
       _tile_loadd(5, values, MIXED * sizeof(float));

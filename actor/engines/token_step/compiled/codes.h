@@ -27,7 +27,7 @@ INLINE Codes from_output(Codes w, int64_t output, int64_t in) {
 INLINE void scaled_values(const float *levels, float scale, const uint8_t *codes, value *to) {
   typedef uint32_t words512 __attribute__((vector_size(64)));
   __m512 exact = _mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale));
-  __m512i values = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(exact));
+  __m512i values = (__m512i)_mm512_cvtne2ps_pbh(exact, exact);
   __m512i all = _mm512_broadcast_i64x4(*(const __m256i_u *)codes);
   for (int half = 0; half < 2; half++) {
     /* Two words for each byte, of which the first takes the high half. A lookup sees the lowest five bits, and the

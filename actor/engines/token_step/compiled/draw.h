@@ -2,14 +2,15 @@
 
        w_j = exp(z_j - max z),   token = first j with  sum_{i <= j} w_i > u S,   S = sum_j w_j
 
-   A row is read once: a block is summed below its own maximum, and its sums are scaled when that of the row is known.
-   In the block that the draw falls into, the weights are computed again. */
+   A row is read from memory once: a block is summed below its own maximum, and its sums are scaled when that of the row
+   is known. In the block that the draw falls into, the weights are computed again. Where a logit is not a number, the
+   log-prob and the entropy of its row are not either. */
 
 #define BLOCK 1024 /* tokens; a block is summed in fp32, blocks in double */
 
 typedef struct {
-  double sum, of_logits; /* of w, and of w (z - max z) */
-  float top;             /* the maximum that both are below */
+  double sum, of_logits; /* of w, and of w (z - max z): max is that of the block, then that of the row */
+  float top;             /* that of the block */
 } BlockSums;
 
 INLINE lanes shifted_logits(const float *logits, int64_t from, int64_t end, float top) {
@@ -20,7 +21,7 @@ INLINE lanes shifted_logits(const float *logits, int64_t from, int64_t end, floa
 }
 
 static float top_of(const float *logits, int64_t size) {
-  float top = -INFINITY;
+  float top = -FLT_MAX; /* finite, also where all are -infinity */
   int64_t whole = size / LANES * LANES;
   if (whole) {
     lanes most = load(logits);
@@ -28,7 +29,7 @@ static float top_of(const float *logits, int64_t size) {
       lanes some = load(logits + i);
       most = chosen(some > most, some, most);
     }
-    top = largest(most);
+    top = fmaxf(top, largest(most));
   }
   for (int64_t i = whole; i < size; i++) top = logits[i] > top ? logits[i] : top;
   return top;
@@ -37,7 +38,6 @@ static float top_of(const float *logits, int64_t size) {
 static BlockSums block_sums(const float *logits, int64_t from, int64_t end) {
   lanes sum = {0}, of_logits = {0}, zero = {0};
   float top = top_of(logits + from, end - from);
-  if (top == -INFINITY) return (BlockSums){.top = top};
   for (int64_t i = from; i < end; i += LANES) {
     __builtin_prefetch(logits + BLOCK + i);
     lanes shifted = shifted_logits(logits, i, end, top), weight = exp_of(shifted);
@@ -51,8 +51,7 @@ static BlockSums block_sums(const float *logits, int64_t from, int64_t end) {
 /* The same below another maximum, which is not smaller. */
 static BlockSums below(BlockSums block, float top) {
   double shift = (double)block.top - top, factor = exp(shift);
-  if (factor == 0) return (BlockSums){.top = top};
-  return (BlockSums){factor * block.sum, factor * (block.of_logits + shift * block.sum), top};
+  return (BlockSums){factor * block.sum, factor * (block.of_logits + shift * block.sum), block.top};
 }
 
 static int64_t first_at(const float *logits, int64_t size, float top) {
@@ -77,7 +76,7 @@ static int64_t place_in_block(const float *logits, int64_t from, int64_t end, fl
 static void draw_row(const float *logits, int64_t size, const double *uniform, BlockSums *blocks, int64_t *id,
                      float *logprob, float *entropy) {
   int64_t count = (size + BLOCK - 1) / BLOCK, block = 0;
-  float top = -INFINITY;
+  float top = -FLT_MAX;
   double sum = 0, of_logits = 0, before = 0;
   for (int64_t b = 0; b < count; b++) {
     blocks[b] = block_sums(logits, b * BLOCK, smaller(size, (b + 1) * BLOCK));
@@ -92,7 +91,7 @@ static void draw_row(const float *logits, int64_t size, const double *uniform, B
     double limit = *uniform * sum;
     while (block + 1 < count && before + blocks[block].sum <= limit) before += blocks[block++].sum;
     double share = (limit - before) / blocks[block].sum;
-    *id = place_in_block(logits, block * BLOCK, smaller(size, (block + 1) * BLOCK), top, share);
+    *id = place_in_block(logits, block * BLOCK, smaller(size, (block + 1) * BLOCK), blocks[block].top, share);
   } else {
     *id = first_at(logits, size, top);
   }

@@ -1,9 +1,9 @@
 """The library of the compiled token step, and its functions (shared/model/compiled/build.py says how it is made).
 
-The result for a row is the same whatever is decoded beside it. Where the library cannot be built, PyTorch's operations
-compute, and the log says why.
+Where the library cannot be built, PyTorch's operations compute, and the log says why.
 """
 
+import ctypes
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,9 @@ import torch
 from shared.model.compiled.build import ADDRESS, INTEGER, CannotCompile, Source, built, opened
 
 SOURCE = Source(name="token-step", main=Path(__file__).with_name("token_step.c"))
+
+FIGURES = ("room_rows", "rank_step", "largest_head", "draw_room", "draw_block", "head_bytes", "head_columns")
+"""Functions that take nothing, and the fields that have what they return."""
 
 log = logging.getLogger("token step")
 
@@ -26,6 +29,8 @@ class Library:
     """Of its file; another library has another name."""
     token_step: Any
     """Takes the address of a `Step`."""
+    score_floats: Any
+    """Takes the same; the floats of scores that each thread needs room for."""
     draw: Any
     """Takes logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
     head_logits: Any
@@ -34,6 +39,10 @@ class Library:
     """Sizes of `Step` and `Layer` in C."""
     room_rows: int
     """The most rows that go through the layers together; the activations of so many need room."""
+    rank_step: int
+    """Inputs of B are filled up to a multiple of it."""
+    largest_head: int
+    """Numbers of a key."""
     draw_room: int
     """Bytes that a thread needs for each block of the vocabulary."""
     draw_block: int
@@ -56,23 +65,22 @@ def library_for(dtype: torch.dtype, cache: Path) -> Library | None:
 def load(file: Path) -> Library:
     library = opened(file)
     library.token_step.argtypes, library.token_step.restype = [ADDRESS], None
+    library.score_floats.argtypes, library.score_floats.restype = [ADDRESS], INTEGER
     library.draw.argtypes, library.draw.restype = [ADDRESS, INTEGER, INTEGER, ADDRESS, INTEGER, *[ADDRESS] * 4], None
     library.head_logits.argtypes, library.head_logits.restype = [ADDRESS], None
-    figures: list[int] = []
-    for name in ("step_bytes", "layer_bytes", "room_rows", "draw_room", "draw_block", "head_bytes", "head_columns"):
-        figure = getattr(library, name)
-        figure.restype = INTEGER
-        figures.append(figure())
-    step, layer, room_rows, draw_room, draw_block, head_bytes, head_columns = figures
+    structures = [figure(library, name) for name in ("step_bytes", "layer_bytes")]
     return Library(
         name=file.stem,
         token_step=library.token_step,
+        score_floats=library.score_floats,
         draw=library.draw,
         head_logits=library.head_logits,
-        structure_bytes=(step, layer),
-        room_rows=room_rows,
-        draw_room=draw_room,
-        draw_block=draw_block,
-        head_bytes=head_bytes,
-        head_columns=head_columns,
+        structure_bytes=(structures[0], structures[1]),
+        **{name: figure(library, name) for name in FIGURES},
     )
+
+
+def figure(library: ctypes.CDLL, name: str) -> int:
+    function = getattr(library, name)
+    function.restype = INTEGER
+    return function()

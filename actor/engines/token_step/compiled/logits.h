@@ -92,20 +92,20 @@ INLINE Sixteen plus_four(Sixteen sum, Sixteen codes, int32_t q) {
   return sum;
 #endif
 }
+#define ROWS_AT_ONCE 8 /* also where fewer are left: there is room for more, and nobody reads their products */
 static void products_of(const int8_t *codes, const uint8_t *q, int64_t inputs, int64_t rows, Products found) {
-  for (int64_t first = 0; first < rows; first += 8) {
-    Sixteen sum[8] = {0};
-    int count = smaller(8, rows - first);
+  for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+    Sixteen sum[ROWS_AT_ONCE] = {0};
     for (int64_t i = 0; i < inputs; i += 4) {
       const int8_t *four = codes + i * OUTPUTS;
       if (!first) __builtin_prefetch(four + OUTPUTS * inputs, 0, 2);
-      for (int r = 0; r < count; r++) {
+      for (int r = 0; r < ROWS_AT_ONCE; r++) {
         int32_t x;
         memcpy(&x, q + (first + r) * inputs + i, sizeof x);
         sum[r] = plus_four(sum[r], *(const Sixteen *)four, x);
       }
     }
-    memcpy(found[first], sum, count * sizeof *sum);
+    memcpy(found[first], sum, sizeof sum);
   }
 }
 #endif

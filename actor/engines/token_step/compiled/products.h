@@ -3,19 +3,20 @@
        y = round(W x + b),   then round(y + s B round(A x))
 
    A weight is [out][in], as PyTorch has it; `out` is a multiple of TILE. It is read once for all blocks of LANES rows,
-   at most MOST_BLOCKS of them. Each sum is over the inputs in their order, so it depends on its own row alone. With
-   AMX, 16 outputs are a tile of the left factor, which is read as it lies; a block of rows is the right one. */
+   at most MOST_BLOCKS of them. The order in which a sum adds its inputs is the same in every row and for any number of
+   rows, so it depends on its own row alone. With AMX, 16 outputs are a tile of the left factor, which is read as it
+   lies; a block of rows is the right one. */
 
 #define TILE 16 /* outputs that are computed at once */
 #define MOST_BLOCKS 4
 #define PREFETCH_STEP TILE /* inputs between two prefetches; `in` is a multiple of it */
-#define MOST_OUTS 8 /* outputs that are computed at once without AMX */
 #define MADE_AT_ONCE (4 * SCALED) /* inputs of values that are made from codes, without AMX */
 #ifdef __AVX512VL__
 #define REGISTERS 32 /* for vectors */
 #else
 #define REGISTERS 16
 #endif
+#define MOST_OUTS TILE /* outputs that are computed at once without AMX */
 
 #ifdef IN_BF16
 #define INPUTS 2 /* that `plus` adds at once */
@@ -24,9 +25,9 @@ INLINE lanes plus(lanes sum, const value *weight, const float *x) {
   int32_t pair;
   memcpy(&pair, weight, sizeof pair);
 #if LANES == 16
-  return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh) * (const words *)x);
+  return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh) * (const words *)x, (__m512bh)_mm512_set1_epi32(pair));
 #else
-  return (lanes)_mm256_dpbf16_ps((__m256)sum, (__m256bh)_mm256_set1_epi32(pair), (__m256bh) * (const words *)x);
+  return (lanes)_mm256_dpbf16_ps((__m256)sum, (__m256bh) * (const words *)x, (__m256bh)_mm256_set1_epi32(pair));
 #endif
 #else
   words pair = *(const words *)x;
@@ -38,37 +39,63 @@ INLINE lanes plus(lanes sum, const value *weight, const float *x) {
 INLINE lanes plus(lanes sum, const value *weight, const float *x) { return sum + *weight * *(const lanes *)x; }
 #endif
 
+/* Outputs of a weight, the next one `stride` values behind. fetches: from memory, as it is read. By itself, a processor
+   fetches ahead for few of them at a time. */
+typedef struct {
+  const value *at;
+  int64_t stride;
+  int fetches;
+} Weight;
+INLINE Weight from_output_of(Weight w, int64_t output) {
+  return (Weight){w.at + output * w.stride, w.stride, w.fetches};
+}
+
 /* Adds to sums: [blocks][TILE] lanes. x: a block every `apart` floats. */
 INLINE void add_some(
-    const value *weight, int64_t in, const float *x, int64_t apart, const int outs, const int blocks, lanes *sums) {
+    const Weight w, int64_t in, const float *x, int64_t apart, const int outs, const int blocks, lanes *sums) {
   lanes sum[MOST_OUTS][MOST_BLOCKS];
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sum[o][b] = sums[b * TILE + o];
   for (int64_t line = 0; line < in; line += PREFETCH_STEP) {
-    /* By itself, a processor fetches ahead for few rows of a weight at a time. */
-    for (int o = 0; o < outs; o++) __builtin_prefetch(weight + (outs + o) * in + line, 0, 2);
+    for (int o = 0; w.fetches && o < outs; o++) __builtin_prefetch(w.at + (outs + o) * w.stride + line, 0, 2);
     for (int64_t i = line; i < line + PREFETCH_STEP; i += INPUTS)
       for (int o = 0; o < outs; o++)
-        for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], weight + o * in + i, x + b * apart + packed_offset(i));
+        for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], w.at + o * w.stride + i, x + b * apart + packed_offset(i));
   }
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sums[b * TILE + o] = sum[o][b];
 }
 
 INLINE void add_sums(
-    const value *weight, int64_t in, const float *x, int64_t apart, const int blocks, const int at_once, lanes *sums) {
-  for (int o = 0; o < TILE; o += at_once) add_some(weight + o * in, in, x, apart, at_once, blocks, sums + o);
+    const Weight w, int64_t in, const float *x, int64_t apart, const int blocks, const int at_once, lanes *sums) {
+  for (int o = 0; o < TILE; o += at_once) add_some(from_output_of(w, o), in, x, apart, at_once, blocks, sums + o);
 }
 
-/* As many sums at once as there are registers for, and for what they are made of. */
-INLINE void add_products(const value *weight, int64_t in, const float *x, int64_t apart, int64_t blocks, lanes *sums) {
+/* most: sums at once, where there are few blocks. A sum waits for its last addition: for pairs of bf16 six cycles on a
+   Zen 4, which begins two in each, so there 12 at once are needed. But outputs with a stride that is not a constant
+   need a pointer each, and there are 16. */
+INLINE void add_products(
+    const Weight w, int64_t in, const float *x, int64_t apart, int64_t blocks, const int most, lanes *sums) {
   switch (blocks) {
-    case 1: add_sums(weight, in, x, apart, 1, MOST_OUTS, sums); return;
-    case 2: add_sums(weight, in, x, apart, 2, 4, sums); return;
-    case 3: add_sums(weight, in, x, apart, 3, 4, sums); return;
-    default: add_sums(weight, in, x, apart, 4, REGISTERS / 8, sums); return;
+    case 1: add_sums(w, in, x, apart, 1, most, sums); return;
+    case 2: add_sums(w, in, x, apart, 2, most / 2, sums); return;
+    case 3: add_sums(w, in, x, apart, 3, 4, sums); return;
+    default: add_sums(w, in, x, apart, 4, REGISTERS / 8, sums); return;
   }
 }
+
+#ifdef IN_BF16
+/* SCALED values of each of TILE outputs, those of scale number `s`, an output every `stride` values. Fetches the same
+   part of the outputs that are wanted after these, `next` times TILE behind. */
+INLINE void make_values(Codes w, int64_t in, int64_t s, int64_t next, value *to, int64_t stride) {
+  int64_t scales = in / SCALED, ahead = (next * scales + s) * TILE;
+  for (int i = 0; i < code_bytes(TILE * SCALED); i += CACHE_LINE)
+    __builtin_prefetch(w.codes + code_bytes(ahead * SCALED) + i, 0, 2);
+  __builtin_prefetch(w.scales + ahead, 0, 2);
+  for (int64_t o = 0; o < TILE; o++)
+    scaled_values(w.levels, w.scales[o * scales + s], w.codes + code_bytes(o * in + s * SCALED), to + o * stride);
+}
+#endif
 
 #if USES_TILES
 /* Adds the products of TILE_INPUTS inputs to tiles 0 to 3. */
@@ -117,14 +144,9 @@ INLINE void tile_sums(const value *weight, int64_t in, const float *x, int64_t a
 /* The same with a weight as codes. */
 INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, const int blocks, lanes *sums) {
   value values[TILE * SCALED] __attribute__((aligned(CACHE_LINE)));
-  int64_t scales = in / SCALED;
   zero_tiles(blocks);
-  for (int64_t s = 0; s < scales; s++) {
-    const uint8_t *ahead = w.codes + code_bytes((scales + s) * TILE * SCALED);
-    for (int i = 0; i < code_bytes(TILE * SCALED); i += CACHE_LINE) __builtin_prefetch(ahead + i, 0, 2);
-    __builtin_prefetch(w.scales + (scales + s) * TILE, 0, 2);
-    for (int64_t o = 0; o < TILE; o++)
-      scaled_values(w.levels, w.scales[o * scales + s], w.codes + code_bytes(o * in + s * SCALED), values + o * SCALED);
+  for (int64_t s = 0; s < in / SCALED; s++) {
+    make_values(w, in, s, 1, values, SCALED);
     STORES_BEFORE_TILES(values);
     for (int i = 0; i < SCALED; i += TILE_INPUTS)
       add_tiles(values + i, SCALED, x + packed_offset(s * SCALED + i), apart, blocks);
@@ -133,8 +155,7 @@ INLINE void coded_tile_sums(Codes w, int64_t in, const float *x, int64_t apart, 
   store_tiles(blocks, sums);
 }
 
-/* TILE outputs of each of two such weights, for one or two blocks: a tile of x is loaded once for both. next: to the
-   outputs that are wanted after these, in times TILE. */
+/* For one or two blocks: a tile of x is loaded once for two weights. */
 INLINE void add_tiles_of_two(const value *values, const float *x, int64_t apart, const int blocks) {
   _tile_loadd(6, x, BYTES);
   _tile_loadd(4, values, SCALED * sizeof(value));
@@ -147,20 +168,14 @@ INLINE void add_tiles_of_two(const value *values, const float *x, int64_t apart,
     _tile_dpbf16ps(3, 5, 7);
   }
 }
+
+/* TILE outputs of each of two such weights. next: to the outputs that are wanted after these, in times TILE. */
 INLINE void coded_tile_sums_of_two(
     const Codes *w, int64_t in, int64_t next, const float *x, int64_t apart, const int blocks, lanes *const *sums) {
   value values[2][TILE * SCALED] __attribute__((aligned(CACHE_LINE)));
-  int64_t scales = in / SCALED;
   zero_tiles(4);
-  for (int64_t s = 0; s < scales; s++) {
-    for (int k = 0; k < 2; k++) {
-      const uint8_t *ahead = w[k].codes + code_bytes((next * scales + s) * TILE * SCALED);
-      for (int i = 0; i < code_bytes(TILE * SCALED); i += CACHE_LINE) __builtin_prefetch(ahead + i, 0, 2);
-      __builtin_prefetch(w[k].scales + (next * scales + s) * TILE, 0, 2);
-      for (int64_t o = 0; o < TILE; o++)
-        scaled_values(w[k].levels, w[k].scales[o * scales + s], w[k].codes + code_bytes(o * in + s * SCALED),
-                      values[k] + o * SCALED);
-    }
+  for (int64_t s = 0; s < in / SCALED; s++) {
+    for (int k = 0; k < 2; k++) make_values(w[k], in, s, next, values[k], SCALED);
     STORES_BEFORE_TILES(values);
     for (int i = 0; i < SCALED; i += TILE_INPUTS)
       add_tiles_of_two(values[0] + i, x + packed_offset(s * SCALED + i), apart, blocks);
@@ -186,7 +201,7 @@ static void multiply(const value *weight, int64_t in, const float *x, int64_t ap
     }
 #endif
   memset(sums, 0, blocks * TILE * BYTES);
-  add_products(weight, in, x, apart, blocks, sums);
+  add_products((Weight){weight, in, 1}, in, x, apart, blocks, 8, sums);
 }
 
 #ifdef IN_BF16
@@ -204,13 +219,9 @@ static void multiply_codes(Codes w, int64_t in, const float *x, int64_t apart, i
   memset(sums, 0, blocks * TILE * BYTES);
   for (int64_t first = 0; first < in; first += MADE_AT_ONCE) {
     int64_t count = smaller(MADE_AT_ONCE, in - first);
-    for (int64_t o = 0; o < TILE; o++)
-      for (int64_t i = first; i < first + count; i += SCALED) {
-        __builtin_prefetch(w.codes + code_bytes((TILE + o) * in + i), 0, 2);
-        scaled_values(w.levels, w.scales[(o * in + i) / SCALED], w.codes + code_bytes(o * in + i),
-                      values + o * count + i - first);
-      }
-    add_products(values, count, x + packed_offset(first), apart, blocks, sums);
+    for (int64_t i = 0; i < count; i += SCALED) make_values(w, in, (first + i) / SCALED, 1, values + i, MADE_AT_ONCE);
+    Weight made = {values, MADE_AT_ONCE, 0};
+    add_products(made, count, x + packed_offset(first), apart, blocks, REGISTERS / 2, sums);
   }
 #endif
 }
@@ -223,7 +234,11 @@ typedef struct {
   int64_t in, out, rank, b_in;   /* rank: a multiple of TILE; b_in: of RANK_STEP. Zeros fill them up. */
   double scale;
 } Linear;
-#define RANK_STEP 32
+#if USES_TILES
+#define RANK_STEP TILE_INPUTS
+#else
+#define RANK_STEP PREFETCH_STEP
+#endif
 
 /* Activations of some blocks of rows. */
 typedef struct {
@@ -286,8 +301,9 @@ static void finish(const Outputs *o, int64_t blocks) {
 }
 
 #if USES_TILES
-INLINE int are_two_coded(const Outputs *o, int count, int64_t blocks) {
-  return count == 2 && blocks <= 2 && o[0].linear->codes.codes && o[1].linear->codes.codes;
+/* Whether TILE outputs of each are quicker together than one after the other. */
+INLINE int multiplies_two(const Linear *a, const Linear *b, int64_t blocks) {
+  return blocks <= 2 && a->codes.codes && b->codes.codes;
 }
 static void multiply_two(const Outputs *o, Rows x, int64_t blocks) {
   int64_t in = o->linear->in, next = o[0].linear == o[1].linear ? 2 : 1;
@@ -300,13 +316,13 @@ static void multiply_two(const Outputs *o, Rows x, int64_t blocks) {
     coded_tile_sums_of_two(codes, in, next, x.at, apart(x), 2, sums);
 }
 #else
-INLINE int are_two_coded(const Outputs *o, int count, int64_t blocks) { return 0; }
+INLINE int multiplies_two(const Linear *a, const Linear *b, int64_t blocks) { return 0; }
 static void multiply_two(const Outputs *o, Rows x, int64_t blocks) {}
 #endif
 
 /* One or two times TILE outputs, of linears with the same inputs. */
 static void linear(const Outputs *outputs, int count, Rows x, int64_t blocks) {
-  if (are_two_coded(outputs, count, blocks))
+  if (count == 2 && multiplies_two(outputs[0].linear, outputs[1].linear, blocks))
     multiply_two(outputs, x, blocks);
   else
     for (int k = 0; k < count; k++) multiply_base(outputs + k, x, blocks);

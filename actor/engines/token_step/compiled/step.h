@@ -15,9 +15,9 @@ typedef struct {
   const float *x, *cos, *sin; /* [n][hidden], [n][size] */
   value *out;                 /* [n][hidden] */
   float *room;                /* for the activations of MOST_BLOCKS blocks */
-  float *scores;              /* room for [threads][score_floats] */
+  float *scores;              /* room for [threads][score_floats(this)] */
   int64_t depth, hidden, inner, heads, kv_heads, size, low; /* low: see step.py */
-  int64_t threads, rows, score_floats;
+  int64_t threads, rows;
   int64_t width, columns, column; /* of prompts; of completions so far, and the one of this token */
   int64_t row_apart, head_apart; /* from the keys of a row to those of the next, and the same for heads */
   double eps, scaling;

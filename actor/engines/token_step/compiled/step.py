@@ -1,7 +1,8 @@
 """The structures of step.h, filled from a policy and the keys and values of an order.
 
 Weights and norms are read where they are: codes or values of the mapped base, or its sums with the adapter. A and B are
-copied for each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and 32 inputs.
+copied for each version, in the type of the base and filled up with zeros, because a tile has 16 outputs and, with AMX,
+32 inputs.
 
 It covers the models that layers.py covers, if their hidden size, inner size and head size are multiples of 16, the last
 at most 256, and the base has dense values.
@@ -23,10 +24,10 @@ from shared.model.layers.trained_layers import signed
 from shared.model.policy import Policy
 from shared.model.sampler import DrawnTokens
 
-TILE, RANK_STEP = 16, 32
+TILE = 16
 """As in products.h."""
 LARGEST_HEAD = 256
-"""As in attention.h."""
+"""As in attention_vectors.h."""
 ALIGNMENT = 64
 ADDRESS, INTEGER, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -92,7 +93,7 @@ class StepFields(ctypes.Structure):
     _fields_ = [
         *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room", "scores")),
         *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "low")),
-        *((name, INTEGER) for name in ("threads", "rows", "score_floats", "width", "columns", "column")),
+        *((name, INTEGER) for name in ("threads", "rows", "width", "columns", "column")),
         *((name, INTEGER) for name in ("row_apart", "head_apart")),
         ("eps", NUMBER),
         ("scaling", NUMBER),
@@ -112,7 +113,8 @@ class CompiledLayers:
 
     def __init__(self, policy: Policy, library: Library, codes: FindCodes = no_codes) -> None:
         """library: of the policy's type. codes: of a linear, by its name; in bf16 only."""
-        if library.structure_bytes != (ctypes.sizeof(StepFields), ctypes.sizeof(LayerFields)):
+        known = (ctypes.sizeof(StepFields), ctypes.sizeof(LayerFields), LARGEST_HEAD)
+        if (*library.structure_bytes, library.largest_head) != known:
             raise ModelError(f"{library.name} has other structures than step.py; set actor.token_step to 'torch'.")
         if not has_covered_sizes(policy):
             raise ModelError("the C code does not cover layers of these sizes; set actor.token_step to 'torch'.")
@@ -157,7 +159,7 @@ class CompiledLayers:
                 self.fill_linear(getattr(fields, name), linear)
         low = max(sum(getattr(layer, name).rank for name in stack) for layer in self.layers for stack in STACKS)
         if low + TILE != self.step.low:
-            # The inputs of B fill up to RANK_STEP, the rank of A to TILE only: the last B reads TILE more at most.
+            # The inputs of B fill up to `rank_step`, the rank of A to TILE only: the last B reads TILE more at most.
             self.step.low = low + TILE
             self.room = torch.zeros(self.library.room_rows * self.features())
             self.step.room = self.room.data_ptr()
@@ -192,7 +194,7 @@ class CompiledLayers:
         (rank, inputs), outputs = linear.lora_A.shape, len(linear.lora_B)
         if id(linear) not in self.factors:
             a = torch.zeros(rank + -rank % TILE, inputs, dtype=self.dtype)
-            self.factors[id(linear)] = a, torch.zeros(outputs, rank + -rank % RANK_STEP, dtype=self.dtype)
+            self.factors[id(linear)] = a, torch.zeros(outputs, rank + -rank % self.library.rank_step, dtype=self.dtype)
         a, b = self.factors[id(linear)]
         a[:rank], b[:, :rank] = linear.lora_A.detach(), linear.lora_B.detach()
         return a, b
@@ -226,10 +228,7 @@ class CompiledLayers:
         step.prompt_of_row = rows.prompt_of_row.data_ptr()
         step.width, step.columns, step.column = cached[0].prompt_keys.shape[2], rows.columns, rows.column
         step.row_apart, step.head_apart, *_ = cached[0].keys.stride()
-        # Of the queries of a head, or of a vector of them.
-        queries = max(step.heads // step.kv_heads, TILE)
-        step.score_floats = queries * (step.width + step.columns + 4 * TILE)
-        needed = step.threads * step.score_floats
+        needed = step.threads * self.library.score_floats(ctypes.addressof(step))
         if needed > len(self.scores):
             self.scores = torch.empty(2 * needed)
             step.scores = self.scores.data_ptr()

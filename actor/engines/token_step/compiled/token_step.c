@@ -10,10 +10,10 @@
 #include "tiles.h"
 #include "codes.h"
 #include "products.h"
-#include "attention.h"
-#include "attention_tiles.h"
 #include "step.h"
-#include "attend.h"
+#include "attention_vectors.h"
+#include "attention_tiles.h"
+#include "attention.h"
 #include "draw.h"
 #include "logits.h"
 
@@ -66,12 +66,15 @@ static void rotate_head(float *x, const float *cos, const float *sin, const valu
   }
 }
 
+/* In place. In fp32 it is packed as it is. */
 static void pack_head(float *x, int64_t size) {
+#ifdef IN_BF16
   for (int64_t i = 0; i < size; i += 2) pack(x, i, load(x + i * LANES), load(x + (i + 1) * LANES));
+#endif
 }
 
 /* Rotates queries and keys, and packs the head of each, and of the values, in place. */
-static void rotate(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
+static void rotate_and_pack(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
   int64_t heads = s->heads + 2 * s->kv_heads, head_floats = s->size * LANES;
   for (int64_t i = thread.number; i < heads * chunk->blocks; i += thread.all) {
     int64_t b = i / heads, head = i % heads, key = head - s->heads, is_query = key < 0, is_value = key >= s->kv_heads;
@@ -83,41 +86,40 @@ static void rotate(const Step *s, const Layer *l, const Chunk *chunk, Thread thr
   }
 }
 
+/* y, or x + y in place of x. */
+INLINE void keep_outputs(const Outputs *o, Rows out, const int adds, int64_t blocks) {
+  for (int64_t b = 0; b < blocks; b++)
+    for (int i = 0; i < TILE; i++) {
+      float *x = block_of(out, b) + (o->tile * TILE + i) * LANES;
+      lanes y = o->y[b * TILE + i];
+      store(x, adds ? rounded(load(x) + y) : y);
+    }
+}
+
+INLINE void apply(const Linear *l, Rows in, Rows low, Rows out, const int adds, int64_t blocks, Thread thread) {
+  int64_t tiles = l->out / TILE, at_once = multiplies_two(l, l, blocks) ? 2 : 1;
+  PART((tiles + at_once - 1) / at_once, first, last);
+  for (int64_t t = at_once * first; t < smaller(at_once * last, tiles); t += at_once) {
+    lanes y[2][MOST_BLOCKS * TILE];
+    Outputs outputs[2] = {{l, t, low, y[0]}, {l, t + 1, low, y[1]}};
+    int count = smaller(at_once, tiles - t);
+    linear(outputs, count, in, blocks);
+    for (int k = 0; k < count; k++) keep_outputs(outputs + k, out, adds, blocks);
+  }
+}
+
 static void project(const Layer *l, const Chunk *chunk, Thread thread) {
   const Linear *linears[3] = {&l->q, &l->k, &l->v};
   Rows outs[3] = {chunk->q, chunk->k, chunk->v}, low = chunk->low;
   for (int j = 0; j < 3; j++) {
-    int64_t tiles = linears[j]->out / TILE;
-    PART((tiles + 1) / 2, first, last);
-    for (int64_t t = 2 * first; t < smaller(2 * last, tiles); t += 2) {
-      lanes y[2][MOST_BLOCKS * TILE];
-      Outputs outputs[2] = {{linears[j], t, low, y[0]}, {linears[j], t + 1, low, y[1]}};
-      int count = smaller(2, tiles - t);
-      linear(outputs, count, chunk->h, chunk->blocks);
-      for (int k = 0; k < count; k++)
-        for (int64_t b = 0; b < chunk->blocks; b++)
-          memcpy(block_of(outs[j], b) + (t + k) * TILE * LANES, y[k] + b * TILE, TILE * BYTES);
-    }
+    apply(linears[j], chunk->h, low, outs[j], 0, chunk->blocks, thread);
     low = from_feature(low, linears[j]->rank);
   }
 }
 
 /* x += y */
-static void add_output(const Step *s, const Linear *l, Rows in, const Chunk *chunk, Thread thread) {
-  int64_t tiles = s->hidden / TILE;
-  PART((tiles + 1) / 2, first, last);
-  for (int64_t t = 2 * first; t < smaller(2 * last, tiles); t += 2) {
-    lanes y[2][MOST_BLOCKS * TILE];
-    Outputs outputs[2] = {{l, t, chunk->low, y[0]}, {l, t + 1, chunk->low, y[1]}};
-    int count = smaller(2, tiles - t);
-    linear(outputs, count, in, chunk->blocks);
-    for (int k = 0; k < count; k++)
-      for (int64_t b = 0; b < chunk->blocks; b++)
-        for (int i = 0; i < TILE; i++) {
-          float *x = block_of(chunk->x, b) + ((t + k) * TILE + i) * LANES;
-          store(x, rounded(load(x) + y[k][b * TILE + i]));
-        }
-  }
+static void add_output(const Linear *l, Rows in, const Chunk *chunk, Thread thread) {
+  apply(l, in, chunk->low, chunk->x, 1, chunk->blocks, thread);
 }
 
 /* silu(gate) up */
@@ -143,13 +145,13 @@ static void layer(const Step *s, const Layer *l, const Chunk *chunk, Thread thre
   WAIT_FOR_ALL
   project(l, chunk, thread);
   WAIT_FOR_ALL
-  rotate(s, l, chunk, thread);
+  rotate_and_pack(s, l, chunk, thread);
   WAIT_FOR_ALL
   attend(s, l, chunk, thread);
   WAIT_FOR_ALL
   low_rank(o, 1, chunk->mixed, chunk->low, chunk->blocks, thread);
   WAIT_FOR_ALL
-  add_output(s, &l->o, chunk->mixed, chunk, thread);
+  add_output(&l->o, chunk->mixed, chunk, thread);
   WAIT_FOR_ALL
   norm(s, chunk, l->norm_mlp, thread);
   WAIT_FOR_ALL
@@ -159,7 +161,7 @@ static void layer(const Step *s, const Layer *l, const Chunk *chunk, Thread thre
   WAIT_FOR_ALL
   low_rank(down, 1, chunk->inner, chunk->low, chunk->blocks, thread);
   WAIT_FOR_ALL
-  add_output(s, &l->down, chunk->inner, chunk, thread);
+  add_output(&l->down, chunk->inner, chunk, thread);
   WAIT_FOR_ALL
 }
 
@@ -213,10 +215,12 @@ void token_step(const Step *s) {
   }
 }
 
-/* What the caller must know: the sizes of the structures, and the rows for which there must be room. */
+/* What the caller must know: the sizes of the structures, the rows for which there must be room, and `score_floats`. */
 int64_t step_bytes(void) { return sizeof(Step); }
 int64_t layer_bytes(void) { return sizeof(Layer); }
 int64_t room_rows(void) { return MOST_BLOCKS * LANES; }
+int64_t rank_step(void) { return RANK_STEP; }
+int64_t largest_head(void) { return LARGEST_HEAD; }
 int64_t draw_room(void) { return sizeof(BlockSums); }
 int64_t draw_block(void) { return BLOCK; }
 int64_t head_bytes(void) { return sizeof(Head); }
