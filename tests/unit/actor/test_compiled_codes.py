@@ -37,12 +37,13 @@ kinds = pytest.mark.parametrize("kind", IN_BF16, ids=lambda kind: kind.name)
 LINEAR = "model.layers.1.mlp.up_proj"
 
 
-def base_of(folder: Path, name: str = "Qwen2") -> CachedBase:
-    return cached_base(ModelConfig(path=str(architecture_model(folder, name)), cache_dir=str(folder / "cache")))
+def base_of(folder: Path, name: str = "Qwen2", **shape: int) -> CachedBase:
+    model = architecture_model(folder, name, **shape)
+    return cached_base(ModelConfig(path=str(model), cache_dir=str(folder / "cache")))
 
 
-def codes_of(folder: Path, name: str = "Qwen2") -> StoredCodes:
-    return StoredCodes(map_file(base_of(folder, name).folder / WEIGHTS))
+def codes_of(folder: Path, name: str = "Qwen2", **shape: int) -> StoredCodes:
+    return StoredCodes(map_file(base_of(folder, name, **shape).folder / WEIGHTS))
 
 
 def engine_of(folder: Path, kind: Kind, codes: StoredCodes | None, name: str = "Qwen2", **config: Any) -> HFEngine:
@@ -71,6 +72,25 @@ def test_so_have_many_rows(tmp_path: Path, rows: int, kind: Kind) -> None:
     found = []
     for codes in (codes_of(tmp_path), None):
         engine = engine_of(tmp_path, kind, codes, max_sequences=rows)
+        (completions,) = engine.generate((wide,), Sampling(temperature=1.0, max_new_tokens=4), unheard)
+        found.append(logprobs_of(completions))
+    assert found[0] == found[1]
+
+
+@kinds
+@pytest.mark.parametrize("rows", [3, 40])
+def test_so_have_odd_numbers_of_tiles(tmp_path: Path, rows: int, kind: Kind) -> None:
+    """Queries are 9 times 16 outputs, and keys 3 times."""
+    shape, found = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 48}, []
+    policy = policy_of(tmp_path, "Qwen3", torch.bfloat16, ADAPTED[1], **shape)
+    (group,) = groups()[:1]
+    wide = structs.replace(group, seeds=tuple(range(rows)))
+    for codes in (codes_of(tmp_path, "Qwen3", **shape), None):
+        config = ActorConfig(max_sequences=rows)
+        library = library_of(kind, tmp_path)
+        engine = HFEngine(policy, tiny_prompter(*range(6)), config, codes=codes, compiled=library)
+        assert isinstance(engine.layers, CompiledLayers)
+        assert bool(engine.layers.layers[0].q.codes and engine.layers.layers[0].k.codes) == (codes is not None)
         (completions,) = engine.generate((wide,), Sampling(temperature=1.0, max_new_tokens=4), unheard)
         found.append(logprobs_of(completions))
     assert found[0] == found[1]

@@ -228,6 +228,38 @@ def test_a_draw_just_below_one_is_the_last_likely_token(tmp_path: Path, kind: Ki
 
 
 @kinds
+def test_a_draw_of_zero_is_the_first_token_of_any_probability(tmp_path: Path, kind: Kind) -> None:
+    """Also in a block far below the row's maximum, where tokens of no probability stand at both ends."""
+    draw = CompiledDraw(library_of(kind, tmp_path))
+    logits = torch.full((2, 3000), -100.0)
+    logits[:, 1500] = 2.0
+    logits[1, :7] = logits[1, 1000:1024] = -float("inf")
+    uniforms = torch.zeros(2, dtype=torch.float64)
+    drawn = draw(logits, uniforms)
+    assert drawn.ids.tolist() == [0, 7]
+    for row in range(2):
+        token, logprob, entropy = exact_draw(logits[row].numpy(), 0.0)
+        assert token == int(drawn.ids[row])
+        assert float(drawn.logprobs[row]) == pytest.approx(logprob, abs=2e-5)
+        assert float(drawn.entropies[row]) == pytest.approx(entropy, abs=2e-5)
+
+
+@kinds
+@pytest.mark.parametrize("place", [0, 5, 1024, 2047, 2998, 2999], ids=lambda place: f"token {place}")
+@pytest.mark.parametrize("others", [0.0, -2000.0, -float("inf")])
+def test_what_is_no_number_is_told(tmp_path: Path, place: int, others: float, kind: Kind) -> None:
+    """Wherever it stands: in a block far below the maximum, and among the last tokens, which fill no vector."""
+    draw = CompiledDraw(library_of(kind, tmp_path))
+    logits = torch.full((2, 3000), others)
+    logits[:, 1500] = 1.0
+    logits[0, place] = float("nan")
+    for uniforms in (torch.tensor([0.5, 0.5], dtype=torch.float64), None):
+        drawn = draw(logits, uniforms)
+        assert torch.isnan(drawn.logprobs).tolist() == torch.isnan(drawn.entropies).tolist() == [True, False]
+        assert 0 <= int(drawn.ids[0]) < 3000
+
+
+@kinds
 def test_shares_of_draws_are_the_probabilities(tmp_path: Path, kind: Kind) -> None:
     draw = CompiledDraw(library_of(kind, tmp_path))
     logits = torch.tensor([0.5, 2.0, -1.0, 0.0, 1.0]).expand(20_000, 5).contiguous()

@@ -31,9 +31,15 @@ ADAPTED = [
 
 
 def policy_of(
-    folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...], dequantize: Any = "auto", alpha: float = 6.0
+    folder: Path,
+    name: str,
+    dtype: torch.dtype,
+    targets: tuple[str, ...],
+    dequantize: Any = "auto",
+    alpha: float = 6.0,
+    **shape: int,
 ) -> Policy:
-    checkpoint = architecture_model(folder, name)
+    checkpoint = architecture_model(folder, name, **shape)
     model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"), dequantize=dequantize)
     # By default a scale that rounding sees.
     lora = LoraConfig(rank=4, alpha=alpha, targets=targets)
