@@ -248,8 +248,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     token_step: Literal["auto", "torch", "compiled"] = "auto"
     """What computes a token of Llama, Qwen2 or Qwen3 in `hf` on a CPU. `torch`: PyTorch's operations. `compiled`: C
     code, which GCC compiles on the first start; it takes less than two thirds of the time where it was measured. `auto`
-    is `compiled` where GCC is there and the processor has AVX2 (fp32) or AMX (bf16), with compute.blas = "fast". A
-    model whose sizes it does not cover takes `torch`. The tokens depend on it."""
+    is `compiled` where GCC is there and the processor has AVX2 (fp32), or AMX or both AVX512-BF16 and AVX512-VBMI
+    (bf16), with compute.blas = "fast". A model whose sizes it does not cover takes `torch`. The tokens depend on it."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

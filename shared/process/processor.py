@@ -4,7 +4,8 @@
     weights     where our own loop samples in bf16 on a CPU: the codes, if C code has AVX512-VBMI, or PyTorch
                 AVX512-BF16 but not AMX
     head        where it samples long completions in bf16 on a CPU with VNNI: 8 bits
-    token_step  where it samples on a CPU (fp32: with AVX2, bf16: with AMX) and GCC is there: C code
+    token_step  where it samples on a CPU and GCC is there: C code, in fp32 with AVX2, in bf16 with AMX, or AVX512-BF16
+                and AVX512-VBMI
     kernels     on a CPU with AVX2 and GCC: C code; on a card `auto` stays, since only a measurement can choose
     threads     all physical cores that the container allows; half of them for each process if both compute at once
 
@@ -53,8 +54,8 @@ AVX512_FLAG = "avx512f"
 VBMI_FLAG = "avx512vbmi"
 """Of processors for which C code that reads codes has instructions to look up their values."""
 AMX_FLAG = "amx_bf16"
-"""Of processors for which the token step in C was measured in bf16. In PyTorch, codes take as long as dense values
-there with 8 rows, and three times as long with 32."""
+"""Of processors whose matrix units C code uses. In PyTorch, codes take as long as dense values there with 8 rows, and
+three times as long with 32."""
 EIGHT_BIT_FLAG = "avx512_vnni"
 """Of processors that multiply in 8 bits (actor/engines/token_step/eight_bit.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
@@ -193,7 +194,8 @@ def chosen_token_step(config: Config, compute: ComputeConfig, found: Capacity) -
     """What computes a token of `hf`."""
     dense = config.model.quantization == "none" or config.model.dequantize != "each_call"
     sampled_here = config.actor.engine == "hf" and compute.blas == "fast" and not is_on_card(compute, found)
-    helps = (AVX2_FLAG if compute.dtype == "fp32" else AMX_FLAG) in found.flags
+    needed = ({AVX2_FLAG},) if compute.dtype == "fp32" else ({AMX_FLAG}, {CODES_FLAG, VBMI_FLAG})
+    helps = any(flags <= found.flags for flags in needed)
     return "compiled" if found.compiler and dense and sampled_here and helps else "torch"
 
 

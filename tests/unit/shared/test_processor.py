@@ -162,6 +162,8 @@ def test_what_computes_between_products_follows_from_processor_and_compiler(
         ({}, (), True, "torch"),
         ({"compute": {"dtype": "bf16"}}, ("avx2", "amx_bf16"), True, "compiled"),
         ({"compute": {"dtype": "bf16"}}, ("avx2", "avx512_bf16"), True, "torch"),
+        ({"compute": {"dtype": "bf16"}}, ("avx2", "avx512_bf16", "avx512vbmi"), True, "compiled"),
+        ({"compute": {"dtype": "bf16"}}, ("avx2", "avx512_bf16", "avx512vbmi"), False, "torch"),
         ({"compute": {"dtype": "bf16"}, "actor": {"weights": "nf4"}}, ("avx2", "amx_bf16"), True, "compiled"),
         ({"compute": {"blas": "portable"}}, ("avx2",), True, "torch"),
         ({"compute": {"device": "cuda"}}, ("avx2",), True, "torch"),
@@ -185,6 +187,7 @@ def test_what_computes_a_token_follows_from_type_processor_and_compiler(
     [
         ({}, ("avx2", "avx512vbmi", "amx_bf16"), "nf4"),
         ({}, ("avx2", "amx_bf16"), "dense"),
+        ({}, ("avx2", "avx512vbmi", "avx512_bf16"), "nf4"),
         ({"actor": {"weights": "dense"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
         ({"actor": {"token_step": "torch"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
         ({"compute": {"dtype": "fp32"}}, ("avx2", "avx512vbmi", "amx_bf16"), "dense"),
