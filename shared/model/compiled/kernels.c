@@ -304,7 +304,7 @@ void add_faded(float *y, const value *x, const float *fade, int64_t rows, int64_
 /* The rows of `a` as left tiles: [groups of ranks][groups of rows][RANKS][TILE_INPUTS]; what is left over is 0. */
 static void pack_left(const value *a, value *left, int64_t rows, int64_t rank, Thread thread) {
   int64_t groups = (rank + RANKS - 1) / RANKS, steps = (rows + TILE_INPUTS - 1) / TILE_INPUTS;
-  PART(steps, first, last);
+  OWN_SHARE(steps, first, last);
   for (int64_t group = 0; group < groups; group++)
     for (int64_t step = first; step < last; step++) {
       value *tile = left + (group * steps + step) * RANKS * TILE_INPUTS;
@@ -361,7 +361,7 @@ void transposed_product(const value *a, const value *x, float *out, value *left,
   {
     Thread thread = {omp_get_thread_num(), omp_get_num_threads()};
     int64_t blocks = (width + 31) / 32, steps = (rows + TILE_INPUTS - 1) / TILE_INPUTS;
-    PART(blocks, first, last);
+    OWN_SHARE(blocks, first, last);
     float sums[RANKS * 32] __attribute__((aligned(CACHE_LINE)));
     pack_left(a, left, rows, rank, thread);
     WAIT_FOR_ALL

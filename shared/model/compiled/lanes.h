@@ -1,8 +1,9 @@
-/* A vector of floats. In products and norms of the token step, each of its lanes has a number of another row; elsewhere
+/* A vector of floats. In products and norms of the token step, lane i belongs to row i of a block; elsewhere
    its lanes are neighbours in one row, or in attention by tiles the queries of a row.
 
        activations   [features][LANES] floats; in bf16 their values are rounded to bf16
-       packed        what products read: in fp32 the same, in bf16 [features / 2][LANES] pairs of bf16
+       packed        what products read: in fp32 the same, in bf16 [features / 2][LANES] pairs of bf16 (not the packed
+                     weights of packed.py, which are in oneDNN's layout)
 
    IN_BF16 chooses the type of weights and activations. Rounding is to nearest, ties to even, as PyTorch rounds.
    WIDEST takes the widest vectors in bf16 too, which is quicker where a function has no products. */
@@ -158,6 +159,6 @@ INLINE float largest(lanes x) {
 
 /* The part of `count` things that this thread does, and a wait until all have done theirs. */
 typedef struct { int64_t number, all; } Thread;
-#define PART(count, first, last) \
+#define OWN_SHARE(count, first, last) \
   int64_t first = (count) * thread.number / thread.all, last = (count) * (thread.number + 1) / thread.all
 #define WAIT_FOR_ALL _Pragma("omp barrier")

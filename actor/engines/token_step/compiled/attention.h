@@ -1,5 +1,6 @@
 /* Attention of each row of a chunk, shared out among the threads: writes the key and the value of this token, and takes
-   the row's packed queries to its packed sums. */
+   the row's packed queries to its packed sums. Scores, softmax and sums are in attention_vectors.h, and those by tiles
+   of AMX in attention_tiles.h; `attend` chooses. */
 
 /* A head of a row's block; within it, a number is at packed_place. */
 INLINE float *head_of(const Step *s, Rows x, int64_t row, int64_t head) {
@@ -26,36 +27,36 @@ INLINE void keep_own(const Step *s, const Layer *l, const Chunk *chunk, int64_t 
 }
 
 /* With all queries that share this head of keys. */
-INLINE void attend_head(
-    const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head, const int parts, float *scores) {
-  int64_t lane = row % LANES, size = parts * LANES, seen = s->width + s->columns;
+INLINE void attend_by_vectors(
+    const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t head, const int vectors, float *scores) {
+  int64_t lane = row % LANES, size = vectors * LANES, all = s->width + s->columns;
   int64_t own = own_place(s, chunk, row, head), of_prompt = prompt_place(s, chunk, row, head);
-  int64_t queries = s->heads / s->kv_heads, first = head * queries, room = score_room(seen);
-  lanes query[queries * parts], mixed[queries * parts];
+  int64_t queries = s->heads / s->kv_heads, first = head * queries, stride = score_stride(all);
+  lanes query[queries * vectors], mixed[queries * vectors];
   float *flat = (float *)query;
   keep_own(s, l, chunk, row, head);
   for (int64_t q = 0; q < queries; q++)
     for (int64_t i = 0; i < size; i++)
       flat[q * size + i] = wide(*packed_place(head_of(s, chunk->q, row, first + q), i, lane));
-  score(l->prompt_keys + of_prompt, s->width, query, queries, parts, scores, room);
-  score(l->keys + own, s->columns, query, queries, parts, scores + s->width, room);
+  score(l->prompt_keys + of_prompt, s->width, query, queries, vectors, scores, stride);
+  score(l->keys + own, s->columns, query, queries, vectors, scores + s->width, stride);
   for (int64_t q = 0; q < queries; q++)
-    softmax(scores + q * room, seen, s->scaling, bias_of(s, l, chunk, row));
+    softmax(scores + q * stride, all, s->scaling, bias_of(s, l, chunk, row));
   memset(mixed, 0, sizeof mixed);
-  mix(l->prompt_values + of_prompt, s->width, scores, room, queries, parts, mixed);
-  mix(l->values + own, s->columns, scores + s->width, room, queries, parts, mixed);
+  mix(l->prompt_values + of_prompt, s->width, scores, stride, queries, vectors, mixed);
+  mix(l->values + own, s->columns, scores + s->width, stride, queries, vectors, mixed);
   flat = (float *)mixed;
   for (int64_t i = 0; i < queries * size; i++)
     *packed_place(block_of(chunk->mixed, row / LANES), first * size + i, lane) = narrow(flat[i]);
 }
 
 #if USES_TILES
-static int attends_by_tiles(const Step *s) { return s->size % MIXED == 0 && s->heads / s->kv_heads <= TILE; }
+static int uses_tiles(const Step *s) { return s->size % MIXED == 0 && s->heads / s->kv_heads <= TILE; }
 
 /* Heads of keys whose queries are computed together. */
 static int64_t heads_at_once(const Step *s, const Chunk *chunk, Thread thread) {
-  /* With few rows, one: then there are more parts to share, and where there are as many heads of keys as threads, no
-     two threads write side by side. */
+  /* One where there are fewer blocks of rows than threads, so always with more than MOST_BLOCKS threads. Then there is
+     more to share out, and with as many heads of keys as threads no two of these write side by side. */
   return chunk->blocks < thread.all ? 1 : smaller(smaller(s->kv_heads, TILE * s->kv_heads / s->heads), MOST_HEADS);
 }
 
@@ -85,7 +86,7 @@ INLINE void keep_mixed(const Chunk *chunk, int64_t row, int64_t feature, const l
   }
 }
 
-INLINE void attend_heads(
+INLINE void attend_by_tiles(
     const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, float *scores) {
   int64_t size = s->size, queries = s->heads / s->kv_heads;
   int64_t own = own_place(s, chunk, row, first), of_prompt = prompt_place(s, chunk, row, first);
@@ -98,7 +99,7 @@ INLINE void attend_heads(
   Span completion = {.keys = l->keys + own, .values = l->values + own, .scores = scores + span_floats(s->width),
                      .head_apart = s->head_apart, .next_row = s->row_apart,
                      .first = (s->column + 1) % s->columns, .count = s->columns, .ring = s->columns};
-  Span spans[2] = {seen(prompt, bias), seen(completion, bias ? bias + s->width : 0)};
+  Span spans[2] = {without_hidden(prompt, bias), without_hidden(completion, bias ? bias + s->width : 0)};
   for (int k = 0; k < 2; k++) score_span(spans + k, query, heads, size);
   softmax_of_spans(spans, s->scaling);
   for (int64_t h = 0; h < heads; h++)
@@ -110,10 +111,9 @@ INLINE void attend_heads(
     }
 }
 #else
-INLINE int64_t span_floats(int64_t columns) { return 0; }
-static int attends_by_tiles(const Step *s) { return 0; }
+static int uses_tiles(const Step *s) { return 0; }
 static int64_t heads_at_once(const Step *s, const Chunk *chunk, Thread thread) { return 1; }
-INLINE void attend_heads(
+INLINE void attend_by_tiles(
     const Step *s, const Layer *l, const Chunk *chunk, int64_t row, int64_t first, int64_t heads, float *scores) {}
 #endif
 
@@ -126,28 +126,28 @@ static void prefetch_own(const Step *s, const Layer *l, const Chunk *chunk, int6
   }
 }
 
-/* Of the scores of a row, for which each thread needs room. */
+/* Floats that each thread needs for the scores of a row. */
 int64_t score_floats(const Step *s) {
-  if (attends_by_tiles(s)) return span_floats(s->width) + span_floats(s->columns);
-  return s->heads / s->kv_heads * score_room(s->width + s->columns);
+  if (uses_tiles(s)) return span_floats(s->width) + span_floats(s->columns);
+  return s->heads / s->kv_heads * score_stride(s->width + s->columns);
 }
 
 static void attend(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
-  int64_t heads = attends_by_tiles(s) ? heads_at_once(s, chunk, thread) : 1;
-  PART(chunk->rows * ((s->kv_heads + heads - 1) / heads), first, last);
+  int64_t heads = uses_tiles(s) ? heads_at_once(s, chunk, thread) : 1;
+  OWN_SHARE(chunk->rows * ((s->kv_heads + heads - 1) / heads), first, last);
   float *scores = s->scores + thread.number * score_floats(s);
   for (int64_t i = first; i < last; i++) {
     int64_t row = i % chunk->rows, head = i / chunk->rows * heads;
-    if (attends_by_tiles(s)) {
-      attend_heads(s, l, chunk, row, head, smaller(heads, s->kv_heads - head), scores);
+    if (uses_tiles(s)) {
+      attend_by_tiles(s, l, chunk, row, head, smaller(heads, s->kv_heads - head), scores);
       continue;
     }
     if (i + 1 < last) prefetch_own(s, l, chunk, (i + 1) % chunk->rows, (i + 1) / chunk->rows);
     /* The usual sizes as constants. */
     switch (s->size) {
-      case 64: attend_head(s, l, chunk, row, head, 64 / LANES, scores); break;
-      case 128: attend_head(s, l, chunk, row, head, 128 / LANES, scores); break;
-      default: attend_head(s, l, chunk, row, head, s->size / LANES, scores); break;
+      case 64: attend_by_vectors(s, l, chunk, row, head, 64 / LANES, scores); break;
+      case 128: attend_by_vectors(s, l, chunk, row, head, 128 / LANES, scores); break;
+      default: attend_by_vectors(s, l, chunk, row, head, s->size / LANES, scores); break;
     }
   }
 }

@@ -18,7 +18,7 @@ typedef struct {
   const value *keys, *values; /* of the first of the heads: [ring][size] */
   float *scores;              /* [count, a multiple of PAIRED][TILE] */
   int64_t head_apart, first, count, ring;
-  int64_t next_row; /* from these keys to those of the next row; 0: it has the same */
+  int64_t next_row; /* from these keys to those of the next row, which are fetched ahead; 0: nothing is */
 } Span;
 
 INLINE int64_t column_of(const Span *span, int64_t i) {
@@ -28,7 +28,7 @@ INLINE int64_t column_of(const Span *span, int64_t i) {
 INLINE int64_t span_floats(int64_t columns) { return (columns + PAIRED - 1) / PAIRED * PAIRED * TILE; }
 
 /* Without the first columns that the row does not see. It sees all behind them. bias: [ring]; none: 0 */
-INLINE Span seen(Span span, const float *bias) {
+INLINE Span without_hidden(Span span, const float *bias) {
   while (bias && span.count && bias[span.first] == -INFINITY) {
     span.first = column_of(&span, 1);
     span.count--;
@@ -141,13 +141,13 @@ INLINE void softmax_of_spans(const Span *spans, float scale) {
       pair_weights(spans[k].scores + i * TILE, spans[k].count - i, 1.0f / sum);
 }
 
-/* MIXED values of PAIRED columns, two columns side by side; zeros behind the last. The next row's own keys are somewhere
-   else in memory, and wanted next. */
+/* MIXED values of PAIRED columns, two columns side by side; zeros behind the last. Fetches the next row's keys ahead,
+   because the processor does not predict where they are. */
 typedef uint16_t halves __attribute__((vector_size(64), aligned(2)));
 INLINE void pair_values(const Span *span, int64_t i, int64_t from, int64_t size, words *to) {
 #define BESIDE(k) k, 32 + k
 #define FOUR_BESIDE(k) BESIDE(k), BESIDE(k + 1), BESIDE(k + 2), BESIDE(k + 3)
-  static const halves low = {FOUR_BESIDE(0), FOUR_BESIDE(4), FOUR_BESIDE(8), FOUR_BESIDE(12)};
+  static const halves near = {FOUR_BESIDE(0), FOUR_BESIDE(4), FOUR_BESIDE(8), FOUR_BESIDE(12)};
   static const value none[MIXED];
   const value *values = span->values + from, *next_keys = span->next_row ? span->keys + span->next_row + from : 0;
   for (int64_t c = 0; c < PAIRED; c += 2) {
@@ -157,8 +157,8 @@ INLINE void pair_values(const Span *span, int64_t i, int64_t from, int64_t size,
     if (next_keys) prefetch(next_keys + of_even, MIXED), prefetch(next_keys + of_odd, MIXED);
     for (int i = 0; i < MIXED; i += 32, to += 2) {
       halves a = *(const halves *)(even + i), b = *(const halves *)(odd + i);
-      to[0] = (words)__builtin_shuffle(a, b, low);
-      to[1] = (words)__builtin_shuffle(a, b, low + 16);
+      to[0] = (words)__builtin_shuffle(a, b, near);
+      to[1] = (words)__builtin_shuffle(a, b, near + 16);
     }
   }
 #undef BESIDE
@@ -186,4 +186,6 @@ INLINE void mix_spans(const Span *spans, int64_t head, int64_t size, int64_t fea
     }
   store_tiles(4, mixed);
 }
+#else
+INLINE int64_t span_floats(int64_t columns) { return 0; }
 #endif

@@ -6,62 +6,63 @@
    Sums are in fp32. */
 
 #define LARGEST_HEAD 256 /* numbers of a key */
-#define MOST_PARTS (LARGEST_HEAD / LANES) /* vectors of one */
+#define MOST_VECTORS (LARGEST_HEAD / LANES) /* vectors of one */
 
-/* Some columns of a head, `parts` vectors each, in fp32. All queries that share them use them from the cache. */
-typedef lanes Columns[LANES * MOST_PARTS];
-INLINE int widen(const value *from, int64_t first, int64_t columns, const int parts, Columns to) {
+/* Some columns of a head, `vectors` vectors each, in fp32. All queries that share them use them from the cache. */
+typedef lanes Columns[LANES * MOST_VECTORS];
+INLINE int widen(const value *from, int64_t first, int64_t columns, const int vectors, Columns to) {
   int count = smaller(LANES, columns - first);
   for (int c = 0; c < count; c++)
-    for (int p = 0; p < parts; p++) to[c * parts + p] = load_values(from + ((first + c) * parts + p) * LANES);
+    for (int p = 0; p < vectors; p++) to[c * vectors + p] = load_values(from + ((first + c) * vectors + p) * LANES);
   return count;
 }
 
-INLINE int64_t score_room(int64_t columns) { return (columns / LANES + 2) * LANES; }
+INLINE int64_t score_stride(int64_t columns) { return (columns / LANES + 2) * LANES; }
 
-/* query: [queries][parts]. scores: [queries], one every `room` floats; there is room for LANES more than columns. */
+/* query: [queries][vectors]. scores: [queries], one every `stride` floats, where LANES more than columns have room. */
 INLINE void score(
-    const value *keys, int64_t columns, const lanes *query, int64_t queries, const int parts, float *scores,
-    int64_t room) {
+    const value *keys, int64_t columns, const lanes *query, int64_t queries, const int vectors, float *scores,
+    int64_t stride) {
   Columns key;
   for (int64_t first = 0; first < columns; first += LANES) {
-    widen(keys, first, columns, parts, key);
+    widen(keys, first, columns, vectors, key);
     for (int64_t q = 0; q < queries; q++) {
       lanes sums[LANES];
       /* Behind the last column are old values; their scores are overwritten. */
       for (int c = 0; c < LANES; c++) {
         sums[c] = (lanes){0};
-        for (int p = 0; p < parts; p++) sums[c] += query[q * parts + p] * key[c * parts + p];
+        for (int p = 0; p < vectors; p++) sums[c] += query[q * vectors + p] * key[c * vectors + p];
       }
-      store(scores + q * room + first, totals(sums));
+      store(scores + q * stride + first, totals(sums));
     }
   }
 }
 
 /* Of one or two queries: with two, additions need not wait for each other. */
 INLINE void mix_some(
-    const lanes *columns, int count, const float *weights, int64_t room, const int queries, const int parts,
+    const lanes *columns, int count, const float *weights, int64_t stride, const int queries, const int vectors,
     lanes *found) {
-  lanes sum[2][MOST_PARTS];
+  lanes sum[2][MOST_VECTORS];
   for (int q = 0; q < queries; q++)
-    for (int p = 0; p < parts; p++) sum[q][p] = found[q * parts + p];
+    for (int p = 0; p < vectors; p++) sum[q][p] = found[q * vectors + p];
   for (int c = 0; c < count; c++)
     for (int q = 0; q < queries; q++)
-      for (int p = 0; p < parts; p++) sum[q][p] += weights[q * room + c] * columns[c * parts + p];
+      for (int p = 0; p < vectors; p++) sum[q][p] += weights[q * stride + c] * columns[c * vectors + p];
   for (int q = 0; q < queries; q++)
-    for (int p = 0; p < parts; p++) found[q * parts + p] = sum[q][p];
+    for (int p = 0; p < vectors; p++) found[q * vectors + p] = sum[q][p];
 }
 
-/* Adds to found: [queries][parts]. */
+/* Adds to found: [queries][vectors]. */
 INLINE void mix(
-    const value *values, int64_t columns, const float *weights, int64_t room, int64_t queries, const int parts,
+    const value *values, int64_t columns, const float *weights, int64_t stride, int64_t queries, const int vectors,
     lanes *found) {
   Columns one;
   for (int64_t first = 0; first < columns; first += LANES) {
-    int count = widen(values, first, columns, parts, one);
+    int count = widen(values, first, columns, vectors, one);
     int64_t q = 0;
-    for (; q + 2 <= queries; q += 2) mix_some(one, count, weights + q * room + first, room, 2, parts, found + q * parts);
-    if (q < queries) mix_some(one, count, weights + q * room + first, room, 1, parts, found + q * parts);
+    for (; q + 2 <= queries; q += 2)
+      mix_some(one, count, weights + q * stride + first, stride, 2, vectors, found + q * vectors);
+    if (q < queries) mix_some(one, count, weights + q * stride + first, stride, 1, vectors, found + q * vectors);
   }
 }
 

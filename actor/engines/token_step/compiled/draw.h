@@ -2,16 +2,16 @@
 
        w_j = exp(z_j - max z),   token = first j with  sum_{i <= j} w_i > u S,   S = sum_j w_j
 
-   A row is read from memory once: a block is summed below its own maximum, and its sums are scaled when that of the row
-   is known. In the block that the draw falls into, the weights are computed again. Where a logit is not a number, the
-   log-prob and the entropy of its row are not either. */
+   A row is read from memory once: a slice is summed with its own maximum subtracted, and its sums are scaled when the
+   row's is known. In the slice that the draw falls into, the weights are computed again. Where a logit is not a number,
+   the log-prob and the entropy of its row are not either. */
 
-#define BLOCK 1024 /* tokens; a block is summed in fp32, blocks in double */
+#define SLICE 1024 /* tokens; a slice is summed in fp32, slices in double */
 
 typedef struct {
-  double sum, of_logits; /* of w, and of w (z - max z): max is that of the block, then that of the row */
-  float top;             /* that of the block */
-} BlockSums;
+  double sum, of_logits; /* of w, and of w (z - max z): max is that of the slice, then that of the row */
+  float top;             /* that of the slice */
+} SliceSums;
 
 INLINE lanes shifted_logits(const float *logits, int64_t from, int64_t end, float top) {
   if (from + LANES <= end) return load(logits + from) - top;
@@ -35,23 +35,23 @@ static float top_of(const float *logits, int64_t size) {
   return top;
 }
 
-static BlockSums block_sums(const float *logits, int64_t from, int64_t end) {
+static SliceSums slice_sums(const float *logits, int64_t from, int64_t end) {
   lanes sum = {0}, of_logits = {0}, zero = {0};
   float top = top_of(logits + from, end - from);
   for (int64_t i = from; i < end; i += LANES) {
-    __builtin_prefetch(logits + BLOCK + i);
+    __builtin_prefetch(logits + SLICE + i);
     lanes shifted = shifted_logits(logits, i, end, top), weight = exp_of(shifted);
     sum += weight;
     /* -infinity times 0 is not a number. */
     of_logits += chosen(weight > 0.0f, weight * shifted, zero);
   }
-  return (BlockSums){total(sum), total(of_logits), top};
+  return (SliceSums){total(sum), total(of_logits), top};
 }
 
-/* The same below another maximum, which is not smaller. */
-static BlockSums below(BlockSums block, float top) {
-  double shift = (double)block.top - top, factor = exp(shift);
-  return (BlockSums){factor * block.sum, factor * (block.of_logits + shift * block.sum), block.top};
+/* The sums with the row's maximum subtracted. `top` stays that of the slice, which place_in_slice needs. */
+static SliceSums relative_to(SliceSums slice, float top) {
+  double shift = (double)slice.top - top, factor = exp(shift);
+  return (SliceSums){factor * slice.sum, factor * (slice.of_logits + shift * slice.sum), slice.top};
 }
 
 static int64_t first_at(const float *logits, int64_t size, float top) {
@@ -60,9 +60,9 @@ static int64_t first_at(const float *logits, int64_t size, float top) {
   return i;
 }
 
-/* The first place in a block where the running sum exceeds this share of it. */
-static int64_t place_in_block(const float *logits, int64_t from, int64_t end, float top, double share) {
-  float weights[BLOCK + LANES];
+/* The first place in a slice where the running sum exceeds this share of it. */
+static int64_t place_in_slice(const float *logits, int64_t from, int64_t end, float top, double share) {
+  float weights[SLICE + LANES];
   double whole = 0, upto = 0;
   for (int64_t i = from; i < end; i += LANES) store(weights + i - from, exp_of(shifted_logits(logits, i, end, top)));
   for (int64_t i = 0; i < end - from; i++) whole += weights[i];
@@ -73,25 +73,25 @@ static int64_t place_in_block(const float *logits, int64_t from, int64_t end, fl
   return end - 1;
 }
 
-static void draw_row(const float *logits, int64_t size, const double *uniform, BlockSums *blocks, int64_t *id,
+static void draw_row(const float *logits, int64_t size, const double *uniform, SliceSums *slices, int64_t *id,
                      float *logprob, float *entropy) {
-  int64_t count = (size + BLOCK - 1) / BLOCK, block = 0;
+  int64_t count = (size + SLICE - 1) / SLICE, slice = 0;
   float top = -FLT_MAX;
   double sum = 0, of_logits = 0, before = 0;
   for (int64_t b = 0; b < count; b++) {
-    blocks[b] = block_sums(logits, b * BLOCK, smaller(size, (b + 1) * BLOCK));
-    top = blocks[b].top > top ? blocks[b].top : top;
+    slices[b] = slice_sums(logits, b * SLICE, smaller(size, (b + 1) * SLICE));
+    top = slices[b].top > top ? slices[b].top : top;
   }
   for (int64_t b = 0; b < count; b++) {
-    blocks[b] = below(blocks[b], top);
-    sum += blocks[b].sum;
-    of_logits += blocks[b].of_logits;
+    slices[b] = relative_to(slices[b], top);
+    sum += slices[b].sum;
+    of_logits += slices[b].of_logits;
   }
   if (uniform) {
     double limit = *uniform * sum;
-    while (block + 1 < count && before + blocks[block].sum <= limit) before += blocks[block++].sum;
-    double share = (limit - before) / blocks[block].sum;
-    *id = place_in_block(logits, block * BLOCK, smaller(size, (block + 1) * BLOCK), blocks[block].top, share);
+    while (slice + 1 < count && before + slices[slice].sum <= limit) before += slices[slice++].sum;
+    double share = (limit - before) / slices[slice].sum;
+    *id = place_in_slice(logits, slice * SLICE, smaller(size, (slice + 1) * SLICE), slices[slice].top, share);
   } else {
     *id = first_at(logits, size, top);
   }
@@ -99,12 +99,12 @@ static void draw_row(const float *logits, int64_t size, const double *uniform, B
   *entropy = log(sum) - of_logits / sum;
 }
 
-/* logits: [rows][size]. uniforms: [rows], or 0 for the most likely tokens. blocks: room for each thread. */
-void draw(const float *logits, int64_t rows, int64_t size, const double *uniforms, int64_t threads, BlockSums *blocks,
+/* logits: [rows][size]. uniforms: [rows], or 0 for the most likely tokens. slices: room for each thread. */
+void draw(const float *logits, int64_t rows, int64_t size, const double *uniforms, int64_t threads, SliceSums *slices,
           int64_t *ids, float *logprobs, float *entropies) {
-  int64_t count = (size + BLOCK - 1) / BLOCK;
+  int64_t count = (size + SLICE - 1) / SLICE;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < rows; row++)
-    draw_row(logits + row * size, size, uniforms ? uniforms + row : 0, blocks + omp_get_thread_num() * count,
+    draw_row(logits + row * size, size, uniforms ? uniforms + row : 0, slices + omp_get_thread_num() * count,
              ids + row, logprobs + row, entropies + row);
 }

@@ -153,7 +153,7 @@ class CompiledHead:
             "rounded": torch.zeros(filled(count, SIDE_BY_SIDE), inputs, dtype=torch.uint8),
             "steps": torch.empty(count),
             "lows": torch.empty(count),
-            "maxima": torch.empty(count, -(-size // self.library.head_columns)),
+            "maxima": torch.empty(count, -(-size // self.library.head_slice)),
         }
         fields = HeadFields(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
         fields.size, fields.width, fields.rows, fields.threads = size, width, count, self.threads

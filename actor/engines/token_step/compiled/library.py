@@ -15,7 +15,7 @@ from shared.model.compiled.build import ADDRESS, INTEGER, CannotCompile, Source,
 
 SOURCE = Source(name="token-step", main=Path(__file__).with_name("token_step.c"))
 
-FIGURES = ("room_rows", "rank_step", "largest_head", "draw_room", "draw_block", "head_bytes", "head_columns")
+FIGURES = ("most_rows", "rank_step", "largest_head", "slice_bytes", "draw_slice", "head_bytes", "head_slice")
 """Functions that take nothing, and the fields that have what they return."""
 
 log = logging.getLogger("token step")
@@ -32,25 +32,25 @@ class Library:
     score_floats: Any
     """Takes the same; the floats of scores that each thread needs room for."""
     draw: Any
-    """Takes logits, rows, vocabulary, uniforms, threads, room, ids, log-probs, entropies."""
+    """Takes logits, rows, vocabulary, uniforms, threads, sums, ids, log-probs, entropies."""
     head_logits: Any
     """Takes the address of a `Head`."""
     structure_bytes: tuple[int, int]
     """Sizes of `Step` and `Layer` in C."""
-    room_rows: int
-    """The most rows that go through the layers together; the activations of so many need room."""
+    most_rows: int
+    """That go through the layers together; `scratch` is for the activations of so many."""
     rank_step: int
     """Inputs of B are filled up to a multiple of it."""
     largest_head: int
     """Numbers of a key."""
-    draw_room: int
-    """Bytes that a thread needs for each block of the vocabulary."""
-    draw_block: int
-    """Tokens in such a block."""
+    slice_bytes: int
+    """Bytes that a thread needs for each slice of the vocabulary."""
+    draw_slice: int
+    """Tokens in such a slice."""
     head_bytes: int
     """Size of `Head` in C."""
-    head_columns: int
-    """Tokens in a block of `head_logits`."""
+    head_slice: int
+    """Tokens in a slice of `head_logits`."""
 
 
 def library_for(dtype: torch.dtype, cache: Path) -> Library | None:

@@ -5,10 +5,10 @@
    Codes are multiplied exactly, in int32. OUTPUTS rows of the head lie side by side, four inputs of each at a time, so
    that a row of x gives as many neighbouring logits at once.
 
-   The LARGEST largest logits are in the LARGEST blocks of COLUMNS columns with the highest maxima. So each logit that
-   is not below the lowest of these maxima is computed again, in fp32: all of the LARGEST, and some more. */
+   The LARGEST largest logits are in the LARGEST slices of SLICE_OUTPUTS tokens with the highest maxima. So each logit
+   that is not below the lowest of these maxima is computed again, in fp32: all of the LARGEST, and some more. */
 
-#define COLUMNS 128
+#define SLICE_OUTPUTS 128
 #define LARGEST 64
 #define OUTPUTS 16
 #define HEAD_INPUTS 64 /* the width of the codes is a multiple of it; zeros fill it up */
@@ -23,12 +23,12 @@ typedef struct {
   float *logits;              /* [rows][size] */
   uint8_t *rounded;           /* room for [rows, a multiple of SIDE_BY_SIDE][inputs] q */
   float *steps, *lows;        /* room for [rows] s and l */
-  float *maxima;              /* room for [rows][blocks of COLUMNS] */
+  float *maxima;              /* room for [rows][slices of SLICE_OUTPUTS] */
   int64_t size, width, inputs; /* inputs: the width, filled up */
   int64_t rows, threads;
 } Head;
 
-INLINE int64_t column_blocks(const Head *h) { return (h->size + COLUMNS - 1) / COLUMNS; }
+INLINE int64_t slice_count(const Head *h) { return (h->size + SLICE_OUTPUTS - 1) / SLICE_OUTPUTS; }
 
 /* q, s and l of one row. */
 static void round_row(const Head *h, int64_t row) {
@@ -110,10 +110,10 @@ static void products_of(const int8_t *codes, const uint8_t *q, int64_t inputs, i
 }
 #endif
 
-/* The logits of a block of columns, and their maxima. */
+/* The logits of a slice of the vocabulary, and their maxima. */
 typedef float Logits __attribute__((vector_size(4 * OUTPUTS), aligned(4)));
-static void block_logits(const Head *h, int64_t block, int64_t first_row, int64_t rows) {
-  int64_t first = block * COLUMNS, end = smaller(h->size, first + COLUMNS);
+static void slice_logits(const Head *h, int64_t slice, int64_t first_row, int64_t rows) {
+  int64_t first = slice * SLICE_OUTPUTS, end = smaller(h->size, first + SLICE_OUTPUTS);
   Logits most[MOST_ROWS];
   for (int64_t r = 0; r < rows; r++) most[r] = (Logits){0} - INFINITY;
   for (int64_t from = first; from < end; from += OUTPUTS) {
@@ -138,11 +138,11 @@ static void block_logits(const Head *h, int64_t block, int64_t first_row, int64_
   for (int64_t r = 0; r < rows; r++) {
     float top = most[r][0];
     for (int o = 1; o < OUTPUTS; o++) top = most[r][o] > top ? most[r][o] : top;
-    h->maxima[(first_row + r) * column_blocks(h) + block] = top;
+    h->maxima[(first_row + r) * slice_count(h) + slice] = top;
   }
 }
 
-/* The smallest of the LARGEST largest; all are, if there are fewer. */
+/* The LARGEST-th largest maximum; -infinity if there are fewer, so that all are computed again. */
 static float bound_of(const float *maxima, int64_t count) {
   float kept[LARGEST]; /* in descending order */
   int64_t number = 0;
@@ -155,7 +155,7 @@ static float bound_of(const float *maxima, int64_t count) {
   return number < LARGEST ? -INFINITY : kept[LARGEST - 1];
 }
 
-static float exact(const value *weight, const value *x, int64_t width) {
+static float computed_again(const value *weight, const value *x, int64_t width) {
   lanes sum = {0};
   int64_t i = 0;
   for (; i + LANES <= width; i += LANES) sum += load_values(weight + i) * load_values(x + i);
@@ -165,21 +165,22 @@ static float exact(const value *weight, const value *x, int64_t width) {
 }
 
 static void finish_row(const Head *h, int64_t row) {
-  const float *maxima = h->maxima + row * column_blocks(h);
+  const float *maxima = h->maxima + row * slice_count(h);
   const value *x = h->x + row * h->width;
-  float *logits = h->logits + row * h->size, bound = bound_of(maxima, column_blocks(h));
+  float *logits = h->logits + row * h->size, bound = bound_of(maxima, slice_count(h));
   int64_t waiting = -1; /* whose weights are on their way */
   if (!(h->steps[row] < INFINITY)) return;
-  for (int64_t b = 0; b < column_blocks(h); b++) {
+  for (int64_t b = 0; b < slice_count(h); b++) {
     if (maxima[b] < bound) continue;
-    for (int64_t v = b * COLUMNS; v < smaller(h->size, (b + 1) * COLUMNS); v++) {
+    for (int64_t v = b * SLICE_OUTPUTS; v < smaller(h->size, (b + 1) * SLICE_OUTPUTS); v++) {
       if (logits[v] < bound) continue;
-      for (int64_t i = 0; i < h->width; i += CACHE_LINE / sizeof(value)) __builtin_prefetch(h->weight + v * h->width + i);
-      if (waiting >= 0) logits[waiting] = exact(h->weight + waiting * h->width, x, h->width);
+      const value *weight = h->weight + v * h->width;
+      for (int64_t i = 0; i < h->width; i += CACHE_LINE / sizeof(value)) __builtin_prefetch(weight + i);
+      if (waiting >= 0) logits[waiting] = computed_again(h->weight + waiting * h->width, x, h->width);
       waiting = v;
     }
   }
-  if (waiting >= 0) logits[waiting] = exact(h->weight + waiting * h->width, x, h->width);
+  if (waiting >= 0) logits[waiting] = computed_again(h->weight + waiting * h->width, x, h->width);
 }
 
 void head_logits(const Head *h) {
@@ -187,12 +188,13 @@ void head_logits(const Head *h) {
   {
     Thread thread = {omp_get_thread_num(), omp_get_num_threads()};
     begin_tiles();
-    PART(h->rows, first_row, last_row);
+    OWN_SHARE(h->rows, first_row, last_row);
     for (int64_t row = first_row; row < last_row; row++) round_row(h, row);
     WAIT_FOR_ALL
-    PART(column_blocks(h), first, last);
-    for (int64_t block = first; block < last; block++)
-      for (int64_t row = 0; row < h->rows; row += MOST_ROWS) block_logits(h, block, row, smaller(MOST_ROWS, h->rows - row));
+    OWN_SHARE(slice_count(h), first, last);
+    for (int64_t slice = first; slice < last; slice++)
+      for (int64_t row = 0; row < h->rows; row += MOST_ROWS)
+        slice_logits(h, slice, row, smaller(MOST_ROWS, h->rows - row));
     WAIT_FOR_ALL
     for (int64_t row = first_row; row < last_row; row++) finish_row(h, row);
     end_tiles();

@@ -16,7 +16,7 @@
 #else
 #define REGISTERS 16
 #endif
-#define MOST_OUTS TILE /* outputs that are computed at once without AMX */
+#define MOST_OUTS TILE /* the most outputs that `add_some` computes at once */
 
 #ifdef IN_BF16
 #define INPUTS 2 /* that `plus` adds at once */
@@ -39,8 +39,8 @@ INLINE lanes plus(lanes sum, const value *weight, const float *x) {
 INLINE lanes plus(lanes sum, const value *weight, const float *x) { return sum + *weight * *(const lanes *)x; }
 #endif
 
-/* Outputs of a weight, the next one `stride` values behind. fetches: from memory, as it is read. By itself, a processor
-   fetches ahead for few of them at a time. */
+/* Outputs of a weight, the next one `stride` values behind. fetches: whether to fetch ahead what follows, since by
+   itself a processor does it for few outputs at a time; not for values that have just been made of codes. */
 typedef struct {
   const value *at;
   int64_t stride;
@@ -60,7 +60,8 @@ INLINE void add_some(
     for (int o = 0; w.fetches && o < outs; o++) __builtin_prefetch(w.at + (outs + o) * w.stride + line, 0, 2);
     for (int64_t i = line; i < line + PREFETCH_STEP; i += INPUTS)
       for (int o = 0; o < outs; o++)
-        for (int b = 0; b < blocks; b++) sum[o][b] = plus(sum[o][b], w.at + o * w.stride + i, x + b * apart + packed_offset(i));
+        for (int b = 0; b < blocks; b++)
+          sum[o][b] = plus(sum[o][b], w.at + o * w.stride + i, x + b * apart + packed_offset(i));
   }
   for (int o = 0; o < outs; o++)
     for (int b = 0; b < blocks; b++) sums[b * TILE + o] = sum[o][b];
@@ -71,9 +72,9 @@ INLINE void add_sums(
   for (int o = 0; o < TILE; o += at_once) add_some(from_output_of(w, o), in, x, apart, at_once, blocks, sums + o);
 }
 
-/* most: sums at once, where there are few blocks. A sum waits for its last addition: for pairs of bf16 six cycles on a
-   Zen 4, which begins two in each, so there 12 at once are needed. But outputs with a stride that is not a constant
-   need a pointer each, and there are 16. */
+/* most: sums at once with one block or two. On a Zen 4 an addition of bf16 pairs takes six cycles and two begin in
+   each, so 12 sums keep it busy. Where `stride` is no constant, each output takes a register for its address, of which
+   there are 16, so `multiply` asks for 8. */
 INLINE void add_products(
     const Weight w, int64_t in, const float *x, int64_t apart, int64_t blocks, const int most, lanes *sums) {
   switch (blocks) {
@@ -249,9 +250,9 @@ INLINE int64_t apart(Rows x) { return x.features * LANES; }
 INLINE float *block_of(Rows x, int64_t block) { return x.at + block * apart(x); }
 INLINE Rows from_feature(Rows x, int64_t k) { return (Rows){x.at + packed_offset(k), x.features}; }
 
-/* Packs round(A x) of several linears, one below the other, into `low`. */
+/* Packs round(A x) of several linears, one below the other, into `ax`. */
 static void low_rank(
-    const Linear *const *linears, int count, Rows x, Rows low, int64_t blocks, Thread thread) {
+    const Linear *const *linears, int count, Rows x, Rows ax, int64_t blocks, Thread thread) {
   int64_t tile = 0;
   for (int j = 0; j < count; j++)
     for (int64_t t = 0; t < linears[j]->rank / TILE; t++, tile++) {
@@ -260,19 +261,19 @@ static void low_rank(
       multiply(linears[j]->a + t * TILE * linears[j]->in, linears[j]->in, x.at, apart(x), blocks, sums);
       for (int64_t b = 0; b < blocks; b++)
         for (int i = 0; i < TILE; i += 2)
-          pack(block_of(low, b), tile * TILE + i, sums[b * TILE + i], sums[b * TILE + i + 1]);
+          pack(block_of(ax, b), tile * TILE + i, sums[b * TILE + i], sums[b * TILE + i + 1]);
     }
   /* The zeros that fill up the last B are multiplied by what is behind the last A x, and zero times NaN is NaN. */
   if (tile && thread.number == 0)
     for (int64_t b = 0; b < blocks; b++)
-      for (int i = 0; i < TILE; i += 2) pack(block_of(low, b), tile * TILE + i, (lanes){0}, (lanes){0});
+      for (int i = 0; i < TILE; i += 2) pack(block_of(ax, b), tile * TILE + i, (lanes){0}, (lanes){0});
 }
 
 /* TILE outputs of a linear, from number `tile` times TILE on. */
 typedef struct {
   const Linear *linear;
   int64_t tile;
-  Rows low;
+  Rows ax;
   lanes *y; /* [blocks][TILE] */
 } Outputs;
 
@@ -296,7 +297,7 @@ static void finish(const Outputs *o, int64_t blocks) {
   for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(l->bias ? y[i] + wide(l->bias[first + i % TILE]) : y[i]);
   if (!l->b) return;
   lanes sums[MOST_BLOCKS * TILE];
-  multiply(l->b + first * l->b_in, l->b_in, o->low.at, apart(o->low), blocks, sums);
+  multiply(l->b + first * l->b_in, l->b_in, o->ax.at, apart(o->ax), blocks, sums);
   for (int64_t i = 0; i < blocks * TILE; i++) y[i] = rounded(y[i] + (float)l->scale * sums[i]);
 }
 

@@ -14,9 +14,9 @@ typedef struct {
   const int64_t *prompt_of_row;
   const float *x, *cos, *sin; /* [n][hidden], [n][size] */
   value *out;                 /* [n][hidden] */
-  float *room;                /* for the activations of MOST_BLOCKS blocks */
+  float *scratch;             /* for the activations of MOST_BLOCKS blocks */
   float *scores;              /* room for [threads][score_floats(this)] */
-  int64_t depth, hidden, inner, heads, kv_heads, size, low; /* low: see step.py */
+  int64_t depth, hidden, inner, heads, kv_heads, size, ax_features; /* ax_features: of A x; see step.py */
   int64_t threads, rows;
   int64_t width, columns, column; /* of prompts; of completions so far, and the one of this token */
   int64_t row_apart, head_apart; /* from the keys of a row to those of the next, and the same for heads */
@@ -25,6 +25,6 @@ typedef struct {
 
 /* Up to MOST_BLOCKS * LANES rows, which go through all layers together, and their activations. */
 typedef struct {
-  Rows x, h, low, q, k, v, mixed, inner, cos, sin;
+  Rows x, h, ax, q, k, v, mixed, inner, cos, sin;
   int64_t first, rows, blocks;
 } Chunk;

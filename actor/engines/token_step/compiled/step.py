@@ -5,7 +5,7 @@ copied for each version, in the type of the base and filled up with zeros, becau
 32 inputs.
 
 It covers the models that layers.py covers, if their hidden size, inner size and head size are multiples of 16, the last
-at most 256, and the base has dense values.
+at most 256, and the dense base is mapped, also where codes are read.
 """
 
 import ctypes
@@ -91,8 +91,11 @@ class StepFields(ctypes.Structure):
     """`Step` of step.h."""
 
     _fields_ = [
-        *((name, ADDRESS) for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "room", "scores")),
-        *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "low")),
+        *(
+            (name, ADDRESS)
+            for name in ("layers", "norm", "prompt_of_row", "x", "cos", "sin", "out", "scratch", "scores")
+        ),
+        *((name, INTEGER) for name in ("depth", "hidden", "inner", "heads", "kv_heads", "size", "ax_features")),
         *((name, INTEGER) for name in ("threads", "rows", "width", "columns", "column")),
         *((name, INTEGER) for name in ("row_apart", "head_apart")),
         ("eps", NUMBER),
@@ -127,7 +130,7 @@ class CompiledLayers:
         self.factors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """A and B of a linear, by its id."""
         self.step = StepFields()
-        self.room = self.scores = torch.empty(0)
+        self.scratch = self.scores = torch.empty(0)
         self.names = {id(module): name for name, module in policy.lm.named_modules()}
         self.codes = codes
         self.fill(policy)
@@ -157,18 +160,19 @@ class CompiledLayers:
         for fields, linears in zip(self.layers, self.linears, strict=True):
             for name, linear in linears.items():
                 self.fill_linear(getattr(fields, name), linear)
-        low = max(sum(getattr(layer, name).rank for name in stack) for layer in self.layers for stack in STACKS)
-        if low + TILE != self.step.low:
-            # The inputs of B fill up to `rank_step`, the rank of A to TILE only: the last B reads TILE more at most.
-            self.step.low = low + TILE
-            self.room = torch.zeros(self.library.room_rows * self.features())
-            self.step.room = self.room.data_ptr()
+        ranks = max(sum(getattr(layer, name).rank for name in stack) for layer in self.layers for stack in STACKS)
+        if ranks + TILE != self.step.ax_features:
+            # B's inputs are filled up to `rank_step`, A's outputs only to TILE. So the last B reads up to TILE numbers
+            # behind the last A x.
+            self.step.ax_features = ranks + TILE
+            self.scratch = torch.zeros(self.library.most_rows * self.features())
+            self.step.scratch = self.scratch.data_ptr()
 
     def features(self) -> int:
         """Activations of a row."""
         step = self.step
         heads = 2 * step.heads + 2 * step.kv_heads + 2
-        return 2 * step.hidden + step.inner + step.low + heads * step.size
+        return 2 * step.hidden + step.inner + step.ax_features + heads * step.size
 
     def fill_linear(self, fields: LinearFields, linear: Linear) -> None:
         adapter = linear if isinstance(linear, LoraLinear) else None
@@ -200,7 +204,7 @@ class CompiledLayers:
         return a, b
 
     def row_products(self) -> list[RowProduct]:
-        """Empty: the C code packs nothing."""
+        """Empty: the C code reads weights as they lie, so none is copied into oneDNN's layout (packed.py)."""
         return []
 
     def thin_products(self) -> list[Packable]:
@@ -254,8 +258,8 @@ class CompiledDraw:
             logprobs=torch.empty(rows),
             entropies=torch.empty(rows),
         )
-        blocks = -(-size // self.library.draw_block)
-        room = torch.empty(self.threads * blocks * self.library.draw_room, dtype=torch.uint8)
+        slices = -(-size // self.library.draw_slice)
+        sums = torch.empty(self.threads * slices * self.library.slice_bytes, dtype=torch.uint8)
         # Under a name, since it is read until the call returns.
         given = None if uniforms is None else uniforms.contiguous()
         found = (tensor.data_ptr() for tensor in (drawn.ids, drawn.logprobs, drawn.entropies))
@@ -265,7 +269,7 @@ class CompiledDraw:
             size,
             None if given is None else given.data_ptr(),
             self.threads,
-            room.data_ptr(),
+            sums.data_ptr(),
             *found,
         )
         return drawn

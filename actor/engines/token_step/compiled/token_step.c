@@ -4,7 +4,10 @@
 
    The same as layers.py, rounded in the same places; sums are added in another order. There, a model spends most of a
    token step between its products: in hundreds of small operations, each of which finds the caches full of weights.
-   Here all threads go through all layers together, and share the outputs of each product. step.py fills the structures. */
+   Here all threads go through all layers together, and share the outputs of each product. step.py fills the structures.
+
+   Here are the layers. products.h has linears, attention.h attention, draw.h the draw of tokens, logits.h the head in
+   8 bits; codes.h has the values of NF4 codes. lanes.h and tiles.h are in shared/model/compiled. */
 
 #include "lanes.h"
 #include "tiles.h"
@@ -19,7 +22,7 @@
 
 /* [n][features] -> lanes; what is left over in the last block is 0. */
 static void to_lanes(const float *from, Rows to, const Chunk *chunk, Thread thread) {
-  PART(to.features, first, last);
+  OWN_SHARE(to.features, first, last);
   for (int64_t b = 0; b < chunk->blocks; b++)
     for (int64_t i = first; i < last; i++)
       for (int64_t lane = 0; lane < LANES; lane++) {
@@ -40,7 +43,7 @@ INLINE lanes normed(const float *x, int64_t i, lanes inverse, const value *weigh
 }
 
 static void norm(const Step *s, const Chunk *chunk, const value *weight, Thread thread) {
-  PART(s->hidden / 2, first, last);
+  OWN_SHARE(s->hidden / 2, first, last);
   for (int64_t b = 0; b < chunk->blocks; b++) {
     const float *x = block_of(chunk->x, b);
     lanes inverse = inverse_rms(x, s->hidden, s->eps);
@@ -57,12 +60,12 @@ static void rotate_head(float *x, const float *cos, const float *sin, const valu
     for (int64_t i = 0; i < s->size; i++) store(x + i * LANES, normed(x, i, inverse, weight));
   }
   for (int64_t i = 0; i < half; i++) {
-    float *low = x + i * LANES, *high = low + half * LANES;
+    float *first = x + i * LANES, *second = first + half * LANES;
     int64_t at = i * LANES, far = at + half * LANES;
-    lanes a = load(low), b = load(high);
+    lanes a = load(first), b = load(second);
     /* The sine of the first half is negative (rotated in layers.py). */
-    store(low, rounded(rounded(a * load(cos + at)) + rounded(b * load(sin + at))));
-    store(high, rounded(rounded(b * load(cos + far)) + rounded(a * load(sin + far))));
+    store(first, rounded(rounded(a * load(cos + at)) + rounded(b * load(sin + at))));
+    store(second, rounded(rounded(b * load(cos + far)) + rounded(a * load(sin + far))));
   }
 }
 
@@ -96,12 +99,12 @@ INLINE void keep_outputs(const Outputs *o, Rows out, const int adds, int64_t blo
     }
 }
 
-INLINE void apply(const Linear *l, Rows in, Rows low, Rows out, const int adds, int64_t blocks, Thread thread) {
+INLINE void apply(const Linear *l, Rows in, Rows ax, Rows out, const int adds, int64_t blocks, Thread thread) {
   int64_t tiles = l->out / TILE, at_once = multiplies_two(l, l, blocks) ? 2 : 1;
-  PART((tiles + at_once - 1) / at_once, first, last);
+  OWN_SHARE((tiles + at_once - 1) / at_once, first, last);
   for (int64_t t = at_once * first; t < smaller(at_once * last, tiles); t += at_once) {
     lanes y[2][MOST_BLOCKS * TILE];
-    Outputs outputs[2] = {{l, t, low, y[0]}, {l, t + 1, low, y[1]}};
+    Outputs outputs[2] = {{l, t, ax, y[0]}, {l, t + 1, ax, y[1]}};
     int count = smaller(at_once, tiles - t);
     linear(outputs, count, in, blocks);
     for (int k = 0; k < count; k++) keep_outputs(outputs + k, out, adds, blocks);
@@ -110,24 +113,24 @@ INLINE void apply(const Linear *l, Rows in, Rows low, Rows out, const int adds, 
 
 static void project(const Layer *l, const Chunk *chunk, Thread thread) {
   const Linear *linears[3] = {&l->q, &l->k, &l->v};
-  Rows outs[3] = {chunk->q, chunk->k, chunk->v}, low = chunk->low;
+  Rows outs[3] = {chunk->q, chunk->k, chunk->v}, ax = chunk->ax;
   for (int j = 0; j < 3; j++) {
-    apply(linears[j], chunk->h, low, outs[j], 0, chunk->blocks, thread);
-    low = from_feature(low, linears[j]->rank);
+    apply(linears[j], chunk->h, ax, outs[j], 0, chunk->blocks, thread);
+    ax = from_feature(ax, linears[j]->rank);
   }
 }
 
 /* x += y */
 static void add_output(const Linear *l, Rows in, const Chunk *chunk, Thread thread) {
-  apply(l, in, chunk->low, chunk->x, 1, chunk->blocks, thread);
+  apply(l, in, chunk->ax, chunk->x, 1, chunk->blocks, thread);
 }
 
 /* silu(gate) up */
 static void gate_up(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
-  PART(s->inner / TILE, first, last);
+  OWN_SHARE(s->inner / TILE, first, last);
   for (int64_t t = first; t < last; t++) {
     lanes gate[MOST_BLOCKS * TILE], up[MOST_BLOCKS * TILE];
-    Outputs outputs[2] = {{&l->gate, t, chunk->low, gate}, {&l->up, t, from_feature(chunk->low, l->gate.rank), up}};
+    Outputs outputs[2] = {{&l->gate, t, chunk->ax, gate}, {&l->up, t, from_feature(chunk->ax, l->gate.rank), up}};
     linear(outputs, 2, chunk->h, chunk->blocks);
     for (int64_t i = 0; i < chunk->blocks * TILE; i++)
       gate[i] = rounded(rounded(gate[i] / (1.0f + exp_of(-gate[i]))) * up[i]);
@@ -138,10 +141,11 @@ static void gate_up(const Step *s, const Layer *l, const Chunk *chunk, Thread th
 }
 
 static void layer(const Step *s, const Layer *l, const Chunk *chunk, Thread thread) {
-  const Linear *qkv[] = {&l->q, &l->k, &l->v}, *o[] = {&l->o}, *gate_and_up[] = {&l->gate, &l->up}, *down[] = {&l->down};
+  const Linear *qkv[] = {&l->q, &l->k, &l->v}, *o[] = {&l->o};
+  const Linear *gate_and_up[] = {&l->gate, &l->up}, *down[] = {&l->down};
   norm(s, chunk, l->norm_in, thread);
   WAIT_FOR_ALL
-  low_rank(qkv, 3, chunk->h, chunk->low, chunk->blocks, thread);
+  low_rank(qkv, 3, chunk->h, chunk->ax, chunk->blocks, thread);
   WAIT_FOR_ALL
   project(l, chunk, thread);
   WAIT_FOR_ALL
@@ -149,24 +153,24 @@ static void layer(const Step *s, const Layer *l, const Chunk *chunk, Thread thre
   WAIT_FOR_ALL
   attend(s, l, chunk, thread);
   WAIT_FOR_ALL
-  low_rank(o, 1, chunk->mixed, chunk->low, chunk->blocks, thread);
+  low_rank(o, 1, chunk->mixed, chunk->ax, chunk->blocks, thread);
   WAIT_FOR_ALL
   add_output(&l->o, chunk->mixed, chunk, thread);
   WAIT_FOR_ALL
   norm(s, chunk, l->norm_mlp, thread);
   WAIT_FOR_ALL
-  low_rank(gate_and_up, 2, chunk->h, chunk->low, chunk->blocks, thread);
+  low_rank(gate_and_up, 2, chunk->h, chunk->ax, chunk->blocks, thread);
   WAIT_FOR_ALL
   gate_up(s, l, chunk, thread);
   WAIT_FOR_ALL
-  low_rank(down, 1, chunk->inner, chunk->low, chunk->blocks, thread);
+  low_rank(down, 1, chunk->inner, chunk->ax, chunk->blocks, thread);
   WAIT_FOR_ALL
   add_output(&l->down, chunk->inner, chunk, thread);
   WAIT_FOR_ALL
 }
 
 static void write_out(const Step *s, const Chunk *chunk, Thread thread) {
-  PART(s->hidden, first, last);
+  OWN_SHARE(s->hidden, first, last);
   for (int64_t b = 0; b < chunk->blocks; b++) {
     const float *x = block_of(chunk->x, b);
     lanes inverse = inverse_rms(x, s->hidden, s->eps);
@@ -178,21 +182,22 @@ static void write_out(const Step *s, const Chunk *chunk, Thread thread) {
   }
 }
 
-INLINE Rows take(float **room, int64_t features, int64_t blocks) {
-  Rows found = {*room, features};
-  *room += features * LANES * blocks;
+INLINE Rows take(float **scratch, int64_t features, int64_t blocks) {
+  Rows found = {*scratch, features};
+  *scratch += features * LANES * blocks;
   return found;
 }
 
 static Chunk chunk_from(const Step *s, int64_t first) {
   int64_t rows = smaller(MOST_BLOCKS * LANES, s->rows - first), blocks = (rows + LANES - 1) / LANES;
   int64_t q = s->heads * s->size, k = s->kv_heads * s->size;
-  float *room = s->room;
+  float *scratch = s->scratch;
   return (Chunk){
-      .x = take(&room, s->hidden, blocks), .h = take(&room, s->hidden, blocks), .low = take(&room, s->low, blocks),
-      .q = take(&room, q, blocks), .k = take(&room, k, blocks), .v = take(&room, k, blocks),
-      .mixed = take(&room, q, blocks), .inner = take(&room, s->inner, blocks),
-      .cos = take(&room, s->size, blocks), .sin = take(&room, s->size, blocks),
+      .x = take(&scratch, s->hidden, blocks), .h = take(&scratch, s->hidden, blocks),
+      .ax = take(&scratch, s->ax_features, blocks),
+      .q = take(&scratch, q, blocks), .k = take(&scratch, k, blocks), .v = take(&scratch, k, blocks),
+      .mixed = take(&scratch, q, blocks), .inner = take(&scratch, s->inner, blocks),
+      .cos = take(&scratch, s->size, blocks), .sin = take(&scratch, s->size, blocks),
       .first = first, .rows = rows, .blocks = blocks};
 }
 
@@ -215,13 +220,13 @@ void token_step(const Step *s) {
   }
 }
 
-/* What the caller must know: the sizes of the structures, the rows for which there must be room, and `score_floats`. */
+/* What the caller must know, beside `score_floats`. library.py says what each is. */
 int64_t step_bytes(void) { return sizeof(Step); }
 int64_t layer_bytes(void) { return sizeof(Layer); }
-int64_t room_rows(void) { return MOST_BLOCKS * LANES; }
+int64_t most_rows(void) { return MOST_BLOCKS * LANES; }
 int64_t rank_step(void) { return RANK_STEP; }
 int64_t largest_head(void) { return LARGEST_HEAD; }
-int64_t draw_room(void) { return sizeof(BlockSums); }
-int64_t draw_block(void) { return BLOCK; }
+int64_t slice_bytes(void) { return sizeof(SliceSums); }
+int64_t draw_slice(void) { return SLICE; }
 int64_t head_bytes(void) { return sizeof(Head); }
-int64_t head_columns(void) { return COLUMNS; }
+int64_t head_slice(void) { return SLICE_OUTPUTS; }
