@@ -37,12 +37,12 @@ kinds = pytest.mark.parametrize("kind", IN_BF16, ids=lambda kind: kind.name)
 LINEAR = "model.layers.1.mlp.up_proj"
 
 
-def base_of(folder: Path, name: str = "Qwen2", **shape: int) -> CachedBase:
+def base_of(folder: Path, name: str = "Qwen2", **shape: Any) -> CachedBase:
     model = architecture_model(folder, name, **shape)
     return cached_base(ModelConfig(path=str(model), cache_dir=str(folder / "cache")))
 
 
-def codes_of(folder: Path, name: str = "Qwen2", **shape: int) -> StoredCodes:
+def codes_of(folder: Path, name: str = "Qwen2", **shape: Any) -> StoredCodes:
     return StoredCodes(map_file(base_of(folder, name, **shape).folder / WEIGHTS))
 
 

@@ -37,7 +37,7 @@ def policy_of(
     targets: tuple[str, ...],
     dequantize: Any = "auto",
     alpha: float = 6.0,
-    **shape: int,
+    **shape: Any,
 ) -> Policy:
     checkpoint = architecture_model(folder, name, **shape)
     model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"), dequantize=dequantize)
